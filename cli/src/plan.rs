@@ -8,11 +8,12 @@ mod table;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Link, LinkMatrix, Seconds, Selection, Selector,
+    Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Seconds, Selection, Selector,
     default_compressors, spec,
 };
 use flexcomm_optimizer::{
-    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, solve,
+    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, selected_by_one,
+    solve,
 };
 use std::io::Write;
 use std::path::PathBuf;
@@ -57,7 +58,8 @@ pub struct Args {
     #[arg(long, value_name = "LIST", allow_hyphen_values = true, value_delimiter = ',', value_parser = parse_cr, default_values_t = DEFAULT_CRS.map(Ratio))]
     crs: Vec<Ratio>,
 
-    /// Measured gain and compression time per ratio (see below). Without it a default profile is assumed.
+    /// Measured gain, where each rank selects for itself, and compression time per ratio (see below). Without it a default profile is
+    /// assumed.
     #[arg(long, value_name = "FILE")]
     gain: Option<PathBuf>,
 
@@ -395,17 +397,21 @@ impl Plan {
         }
         if compressors.iter().any(|family| !family.has_ratio() && known_gain(*family).is_none()) {
             assumed.push(
-                "what keeps no share of the values keeps what its bits say of values as a normal distribution spreads them, and \
-                 low-rank compressors as much as top-k of as many bytes, on matrices of 512 x 512".into(),
+                "what keeps no share of the values keeps what its definition or its bits say of values as a normal distribution \
+                 spreads them, or as PowerSGD as much as top-k of as many bytes, on matrices of 512 x 512".into(),
             );
         }
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
         if space.collectives.iter().any(|c| c.is_art()) {
-            assumed.push(
-                "art-ring and art-tree keep what each rank for itself would keep: in a run they keep less".into(),
-            );
+            let ranks = problem.links.ranks();
+            let beyond = selected_by_one(Gain::FULL, CompressionRatio::new(LEAST_CR)?, ranks).get();
+            assumed.push(format!(
+                "art-ring and art-tree keep less than each rank for itself would, {:.0} % of what that is above the ratio: all in a \
+                 rank's own turn, which is one in {ranks}, and a third in the others'",
+                100.0 * beyond
+            ));
         }
         Ok(assumed)
     }

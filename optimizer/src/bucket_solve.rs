@@ -3,9 +3,9 @@
 
 use crate::buckets::BucketError;
 use crate::nsga::{self, NsgaError, Settings};
-use crate::problem::{ProblemError, overlapped};
-use crate::{BucketProblem, Choice, Evaluated, PlanPoint, PolicyConfig, Problem, Terms};
-use flexcomm_domain::{Gain, Seconds};
+use crate::problem::ProblemError;
+use crate::{BucketProblem, Choice, Evaluated, PlanPoint, PolicyConfig, Problem, Quality, Terms};
+use flexcomm_domain::Gain;
 use serde::{Deserialize, Serialize};
 
 /// Who found a front.
@@ -86,20 +86,11 @@ pub fn evaluate_plans(
 
 /// Latency and bandwidth terms are not kept apart.
 fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Result<Evaluated, ProblemError> {
-    let strategy = large.strategy(&point.plan);
     let [t_comp, t_sync, inverse_gain] = point.objectives;
-    let t_step = overlapped(problem.compute.get(), t_comp + t_sync, problem.overlap);
-    let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange(strategy.into(), what, v));
-    Ok(Evaluated {
-        strategy,
-        t_comp: seconds("t_comp", t_comp)?,
-        t_sync: seconds("t_sync", t_sync)?,
-        t_step: seconds("t_step", t_step)?,
-        // The sum over buckets may end a rounding above 1.
-        gain: Gain::new((1.0 / inverse_gain).min(1.0)).unwrap_or(Gain::FULL),
-        variance: 0.0,
-        terms: Terms::default(),
-    })
+    // The sum over buckets may end a rounding above 1.
+    let gain = Gain::new((1.0 / inverse_gain).min(1.0)).unwrap_or(Gain::FULL);
+    let quality = Quality { gain, ..Quality::default() };
+    problem.evaluated(&large.strategy(&point.plan), [t_comp, t_sync], quality, Terms::default())
 }
 
 #[cfg(test)]
@@ -107,7 +98,7 @@ mod tests {
     use super::*;
     use crate::policy::TimeToQuality;
     use crate::{Bucket, Profile, ProfilePoint, Space};
-    use flexcomm_domain::{CompressionRatio, Link, LinkMatrix};
+    use flexcomm_domain::{CompressionRatio, Link, LinkMatrix, Seconds};
 
     /// Large late buckets that compress well, small early ones that do not, as in a convolutional network.
     fn buckets(n: u64) -> Vec<Bucket> {

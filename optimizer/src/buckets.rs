@@ -335,7 +335,7 @@ impl Table<'_> {
             // A curve of what selections keep says nothing of an unbiased compressor's variance.
             let gain = match s.spec().is_unbiased_without_memory() {
                 true => prior_gain(s.spec(), (bucket.values, s.cr().get()), Gain::FULL),
-                false => profile.gain(s.cr()),
+                false => self.problem.for_all(s, profile.gain(s.cr())),
             };
             let gain = self.problem.quality(s, gain).effective_gain();
             let kept = gain * bucket.energy / energy;

@@ -27,7 +27,7 @@ pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
 pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve};
 pub use policy::{Choice, Policy, PolicyConfig};
-pub use prior::{assumed_bytes, known_gain, prior_gain};
+pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
 pub use problem::{Evaluated, Evaluator, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
 pub use quality::Quality;

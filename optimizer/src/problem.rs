@@ -1,6 +1,6 @@
 //! What a strategy would cost here and now: the objectives (t_comp, t_sync, 1/gain) and the step time.
 
-use crate::prior::{assumed_bytes, prior_gain};
+use crate::prior::{assumed_bytes, prior_gain, selected_by_one};
 use crate::terms::Paths;
 use crate::{CoefficientBook, Load, Profile, Quality, Terms, Times, dense_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
@@ -22,8 +22,8 @@ pub struct Problem {
     pub backend: String,
     /// Message sizes; compressors without an entry weigh as [`assumed_bytes`] says.
     pub codecs: BTreeMap<Family, CodecBytes>,
-    /// gain(c) and t_comp(c). A selector for all ranks without an entry is taken to keep what its compressor keeps
-    /// when each selects for itself, as the paper does; anything else without one has the documented prior's gain, by
+    /// gain(c) and t_comp(c). A selector for all ranks without an entry is taken to keep what [`selected_by_one`] makes of what its
+    /// compressor keeps when each selects for itself; anything else without one has the documented prior's gain, by
     /// its share of bytes where it keeps no share of values, and the time of `times`.
     pub profiles: BTreeMap<Selector, Profile>,
     /// What compressing takes where no profile tells it.
@@ -110,9 +110,43 @@ impl Problem {
         self.codecs.get(&family).copied().unwrap_or_else(|| assumed_bytes(family))
     }
 
+    /// What a strategy keeps where ranks that select for themselves keep `own`: the same unless one selects for all, of which
+    /// the profiles tell, or else the prior.
+    pub(crate) fn for_all(&self, strategy: &Strategy, own: Gain) -> Gain {
+        if strategy.selection().is_none() {
+            return own;
+        }
+        let gain = |selector: Selector| self.profiles.get(&selector).map(|p| p.gain(strategy.cr()).get());
+        match gain(strategy.selector()).zip(gain(strategy.family().into())) {
+            Some((all, each)) => Gain::new((own.get() * all / each).min(1.0)).unwrap_or(own),
+            None => selected_by_one(own, strategy.cr(), self.links.ranks()),
+        }
+    }
+
     /// What a strategy leaves of the gradient when it sends this share of the energy.
     pub fn quality(&self, strategy: &Strategy, gain: Gain) -> Quality {
         Quality::of(strategy, gain, self.links.ranks())
+    }
+
+    /// A strategy that takes so many seconds to compress and to communicate, as a candidate.
+    pub(crate) fn evaluated(
+        &self,
+        strategy: &Strategy,
+        [t_comp, t_sync]: [f64; 2],
+        Quality { gain, variance, .. }: Quality,
+        terms: Terms,
+    ) -> Result<Evaluated, ProblemError> {
+        let t_step = overlapped(self.compute.get(), t_comp + t_sync, self.overlap);
+        let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange((*strategy).into(), what, v));
+        Ok(Evaluated {
+            strategy: *strategy,
+            t_comp: seconds("t_comp", t_comp)?,
+            t_sync: seconds("t_sync", t_sync)?,
+            t_step: seconds("t_step", t_step)?,
+            gain,
+            variance,
+            terms,
+        })
     }
 
     /// Predicts one strategy's objectives. For many, build an [`Evaluator`] once.
@@ -148,18 +182,7 @@ impl<'a> Evaluator<'a> {
         let terms = self.paths.terms(strategy, &load);
         let t_sync = p.coefficients.get(strategy.collective(), &p.backend).predict(terms);
         let (gain, t_comp) = self.profiled(strategy);
-        let Quality { gain, variance, .. } = p.quality(strategy, gain);
-        let t_step = overlapped(p.compute.get(), t_comp + t_sync, p.overlap);
-        let seconds = |what, v| Seconds::new(v).map_err(|_| ProblemError::OutOfRange((*strategy).into(), what, v));
-        Ok(Evaluated {
-            strategy: *strategy,
-            t_comp: seconds("t_comp", t_comp)?,
-            t_sync: seconds("t_sync", t_sync)?,
-            t_step: seconds("t_step", t_step)?,
-            gain,
-            variance,
-            terms,
-        })
+        p.evaluated(strategy, [t_comp, t_sync], p.quality(strategy, gain), terms)
     }
 
     /// Bytes that a compressor of one ratio sends, as a share of the dense gradient's; below 1.
@@ -174,15 +197,20 @@ impl<'a> Evaluator<'a> {
         if strategy.is_dense() {
             return (Gain::FULL, 0.0);
         }
-        let known = |selector: Selector| self.problem.profiles.get(&selector);
-        let family = strategy.family();
-        let Some(profile) = known(strategy.selector()).or_else(|| known(family.into())) else {
-            let ratio = if family.has_ratio() { strategy.cr() } else { self.share_of_bytes(family) };
-            let sparse = self.prior.gain(ratio);
-            let gain = prior_gain(strategy.spec(), (self.problem.values, ratio.get()), sparse);
-            return (gain, self.problem.t_comp(strategy, self.problem.values));
+        let (cr, family) = (strategy.cr(), strategy.family());
+        if let Some(profile) = self.problem.profiles.get(&strategy.selector()) {
+            return (profile.gain(cr), profile.t_comp(cr));
+        }
+        let (own, t_comp) = match self.problem.profiles.get(&family.into()) {
+            Some(profile) => (profile.gain(cr), profile.t_comp(cr)),
+            None => {
+                let ratio = if family.has_ratio() { cr } else { self.share_of_bytes(family) };
+                let sparse = self.prior.gain(ratio);
+                let own = prior_gain(strategy.spec(), (self.problem.values, ratio.get()), sparse);
+                (own, self.problem.t_comp(strategy, self.problem.values))
+            }
         };
-        (profile.gain(strategy.cr()), profile.t_comp(strategy.cr()))
+        (self.problem.for_all(strategy, own), t_comp)
     }
 }
 

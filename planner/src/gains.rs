@@ -13,7 +13,7 @@
 use crate::memory::{Bias, Drift, relative};
 use crate::{Measured, Memory, Snapshot};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, Selector, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain};
+use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain, selected_by_one};
 use std::collections::BTreeMap;
 
 /// Bounds of a power. A gain near 1 in force has a power near 0, by which every small ratio would seem to lose nothing;
@@ -169,7 +169,8 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
         for selection in &s.config.selections {
             let for_all = Selector { family: *family, selection: Some(*selection) };
             profiles.entry(for_all).or_insert_with(|| {
-                let selected = selected_by_one(&own, s.ranks);
+                let selected =
+                    own.map(|p| ProfilePoint { gain: selected_by_one(p.gain, p.cr, s.ranks as usize), ..*p });
                 if is_measured { selected } else { timed(s, for_all, &selected) }
             });
         }
@@ -178,7 +179,7 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
 }
 
 /// What is assumed of a compressor that nobody has measured, where a selection has been: no more than that keeps at the same
-/// ratio, or of as many bytes where it has none, but for what a quantizer's bits and an unbiased one's variance say.
+/// ratio, or of as many bytes where it has none, but for what a quantizer's bits, an unbiased one's variance and closed forms say.
 fn assumed(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) -> Option<Profile> {
     let n = s.gradient_values;
     let share = (codec.pairs(n, n) / dense_bytes(n)).min(1.0);
@@ -195,8 +196,7 @@ fn assumed(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) 
 fn timed(s: &Snapshot, selector: Selector, profile: &Profile) -> Profile {
     let size = (s.gradient_values, s.ranks as usize);
     let t_comp = |p: &ProfilePoint| s.times.t_comp(selector, p.cr, size).max(p.t_comp_s);
-    let point = |p: &ProfilePoint| ProfilePoint { t_comp_s: t_comp(p), ..*p };
-    Profile::new(profile.points().iter().map(point).collect()).unwrap_or_else(|_| profile.clone())
+    profile.map(|p| ProfilePoint { t_comp_s: t_comp(p), ..*p })
 }
 
 /// Of the profiles over ratios of ranks that select for themselves, else of all.
@@ -209,24 +209,7 @@ fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
     over_ratios.min_by(|a, b| by(&gain(a), &gain(b))).map(|(_, profile)| profile.clone())
 }
 
-/// What is left at least when one of `ranks` selects for all: its own gain on its turn, and on the others' turns what
-/// any c of the coordinates keep.
-fn selected_by_one(own: &Profile, ranks: u32) -> Profile {
-    let turn = 1.0 / f64::from(ranks.max(1));
-    let least = |p: &ProfilePoint| {
-        let gain = turn * p.gain.get() + (1.0 - turn) * p.cr.get().min(p.gain.get());
-        ProfilePoint { gain: Gain::new(gain).unwrap_or(p.gain), ..*p }
-    };
-    Profile::new(own.points().iter().map(least).collect()).unwrap_or_else(|_| own.clone())
-}
-
 fn corrected(selector: Selector, profile: &Profile, powers: &Powers<'_>) -> Profile {
-    let mut points = profile.points().to_vec();
-    let mut moved = false;
-    for point in &mut points {
-        let power = powers.at(selector, point.cr);
-        moved |= power != 1.0;
-        point.gain = Gain::new(point.gain.get().powf(power)).unwrap_or(point.gain);
-    }
-    if moved { Profile::new(points).unwrap_or_else(|_| profile.clone()) } else { profile.clone() }
+    let gain = |p: &ProfilePoint| Gain::new(p.gain.get().powf(powers.at(selector, p.cr))).unwrap_or(p.gain);
+    profile.map(|p| ProfilePoint { gain: gain(p), ..*p })
 }

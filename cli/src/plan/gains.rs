@@ -3,7 +3,7 @@
 use super::{Args, files};
 use anyhow::{Context, Result};
 use flexcomm_domain::{CompressionRatio, Gain, Selector};
-use flexcomm_optimizer::{Problem, Profile, ProfilePoint};
+use flexcomm_optimizer::{Problem, Profile, ProfilePoint, selected_by_one};
 
 /// A line of a gain file.
 pub(super) struct GainRow {
@@ -34,16 +34,16 @@ impl Gains {
         self.0.as_ref().is_some_and(|rows| rows.iter().all(|row| row.t_comp_s.is_some()))
     }
 
-    /// gain(c) and t_comp(c) of a compressor.
+    /// gain(c) and t_comp(c) of a compressor; where one rank selects for all, what is assumed of that.
     pub(super) fn profile(&self, selector: Selector, problem: &Problem) -> Result<Profile> {
         let size = (problem.values, problem.links.ranks());
         let t_comp = |cr| problem.times.t_comp(selector, cr, size);
-        let prior = Profile::prior(problem.values);
-        let points = match &self.0 {
-            Some(rows) => rows.iter().map(|row| row.point(t_comp)).collect(),
-            None => prior.points().iter().map(|p| ProfilePoint { t_comp_s: t_comp(p.cr), ..*p }).collect(),
+        let own = match &self.0 {
+            Some(rows) => Profile::new(rows.iter().map(|row| row.point(t_comp)).collect()).context("failed to plan")?,
+            None => Profile::prior(problem.values).map(|p| ProfilePoint { t_comp_s: t_comp(p.cr), ..*p }),
         };
-        Profile::new(points).context("failed to plan")
+        let by_one = |p: &ProfilePoint| ProfilePoint { gain: selected_by_one(p.gain, p.cr, size.1), ..*p };
+        Ok(if selector.selection.is_some() { own.map(by_one) } else { own })
     }
 }
 

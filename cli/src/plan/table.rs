@@ -22,14 +22,14 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     writeln!(out, "\n  {HEAD}")?;
     let (front, chosen) = &solved.marked;
-    let shown = fastest(solved);
+    let shown = best(solved);
     for i in &shown {
         let mark = if Some(*i) == *chosen { ">" } else { " " };
         writeln!(out, "{mark} {}{}", row(&solved.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
     }
     if shown.len() < solved.costs.len() {
         let others = solved.costs.len() - shown.len();
-        writeln!(out, "\nEach by its fastest collective; {others} rows by others are in --json.")?;
+        writeln!(out, "\nEach by its best collective; {others} rows by others are in --json.")?;
     }
     match &solved.buckets {
         None => write_front(solved, out)?,
@@ -52,13 +52,13 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
 }
 
-/// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time, and
-/// the choice.
-fn fastest(solved: &Solved) -> Vec<usize> {
+/// Positions of the rows that people are shown: each compressor and ratio by the collective that takes it the least time for the
+/// progress of a dense step, and the choice.
+fn best(solved: &Solved) -> Vec<usize> {
     let mut best: Vec<usize> = Vec::new();
     for (i, row) in solved.costs.iter().enumerate() {
         match best.iter_mut().find(|b| solved.costs[**b].same_compression(row)) {
-            Some(known) if row.t_step_s() < solved.costs[*known].t_step_s() => *known = i,
+            Some(known) if row.t_quality_s < solved.costs[*known].t_quality_s => *known = i,
             Some(_) => {}
             None => best.push(i),
         }
@@ -71,30 +71,32 @@ fn could_beat_dense(solved: &Solved) -> bool {
     solved.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
 }
 
-/// For each ratio its fastest collective, which has the least break-even gain.
+/// For each ratio its best collective of those that could beat dense.
 fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
-    let mut best: Vec<(f64, &Row)> = Vec::new();
+    let needed = |row: &Row| row.break_even_gain.unwrap_or(f64::INFINITY);
+    let key = |row: &Row| (needed(row) >= 1.0, row.t_quality_s);
+    let mut best: Vec<&Row> = Vec::new();
     for row in plan.solved.costs.iter().filter(|r| !r.is_dense()) {
-        let gain = row.break_even_gain.unwrap_or(f64::INFINITY);
-        match best.iter_mut().find(|(_, b)| b.same_compression(row)) {
-            Some(known) if gain < known.0 => *known = (gain, row),
+        match best.iter_mut().find(|b| b.same_compression(row)) {
+            Some(known) if key(row) < key(known) => *known = row,
             Some(_) => {}
-            None => best.push((gain, row)),
+            None => best.push(row),
         }
     }
     if best.is_empty() {
         return Ok(());
     }
-    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|(gain, _)| *gain < 1.0);
+    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|row| needed(row) < 1.0);
     if !can.is_empty() {
         writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
     }
-    for (needed, row) in can {
+    for row in can {
         let now = if plan.gain_assumed { "assumed" } else { "given" };
-        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {:.4})", compressor(row), by(row), row.of.gain.get())?;
+        let (needed, gain) = (needed(row), row.of.gain.get());
+        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {gain:.4})", compressor(row), by(row))?;
     }
     if !never.is_empty() {
-        let names: Vec<String> = never.iter().map(|(_, row)| compressor(row)).collect();
+        let names: Vec<String> = never.iter().map(|row| compressor(row)).collect();
         writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
     }
     Ok(())

@@ -60,6 +60,7 @@ const fn usual(class: Class) -> CompressorInfo {
         params: &[],
         travels: |_| Travels::Gathers,
         nature: |_| Nature::Contractive(|_, _| 0.0),
+        typical_gain: |_, _| None,
         scope: match class {
             Class::Sparsification => Scope::Bucket,
             Class::Quantization | Class::Hybrid | Class::LowRank => Scope::Tensor,
@@ -87,6 +88,7 @@ pub static ONEBIT: CompressorInfo = CompressorInfo {
         true => Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
         false => Nature::Biased("a sign says nothing of the magnitude"),
     },
+    typical_gain: |values, typical| nature::mean_signs(values, typical).filter(|_| values.is_on(0)),
     ..usual(Class::Quantization)
 };
 
@@ -139,6 +141,7 @@ pub static ONEBITSGD: CompressorInfo = CompressorInfo {
         true => Nature::Contractive(|_, n| (1.0 - 1e-6) / n.max(1) as f64),
         false => Nature::Contractive(|_, _| 0.0),
     },
+    typical_gain: |values, typical| nature::mean_signs(values, typical).filter(|_| values.number(0) == 0.0),
     ..usual(Class::Quantization)
 };
 
@@ -166,6 +169,7 @@ pub static EFSIGNSGD: CompressorInfo = CompressorInfo {
     about: "signs times mean |x|; use it with ef(efsign)",
     source: "Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 1",
     nature: |_| Nature::Contractive(|_, n| 1.0 / n.max(1) as f64),
+    typical_gain: nature::mean_signs,
     ..usual(Class::Quantization)
 };
 
@@ -299,6 +303,7 @@ pub static RANDOMK: CompressorInfo = CompressorInfo {
         true => Nature::Unbiased(|values, n| n as f64 / values.kept(0, n).max(1) as f64 - 1.0),
         false => Nature::ContractiveInMean(|values, n| values.kept(0, n) as f64 / n.max(1) as f64),
     },
+    typical_gain: nature::random,
     ..usual(Class::Sparsification)
 };
 
@@ -437,6 +442,7 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
         Param::optional("scaled", Kind::Switch, 1.0, "whether levels are divided by 1 + beta"),
     ],
     nature: nature::of_qsparse,
+    typical_gain: nature::qsparse,
     ..usual(Class::Hybrid)
 };
 
@@ -461,6 +467,7 @@ pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     ],
     // A mean is never farther from what it stands for than zero is; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
+    typical_gain: nature::signed_topk,
     ..usual(Class::Hybrid)
 };
 
@@ -491,6 +498,7 @@ pub static THREELC: CompressorInfo = CompressorInfo {
     )],
     // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
     nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
+    typical_gain: nature::threelc,
     ..usual(Class::Hybrid)
 };
 
@@ -520,6 +528,7 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
+    typical_gain: nature::gradzip,
     ..usual(Class::LowRank)
 };
 
@@ -543,6 +552,7 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     ],
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
+    typical_gain: nature::gradiveq,
     ..usual(Class::LowRank)
 };
 

@@ -24,7 +24,7 @@ mod sizes;
 pub use error::SpecError;
 pub use family::{Family, default_compressors, further_compressors};
 pub use kind::CompressorKind;
-pub use nature::{Nature, quantizer_bound};
+pub use nature::{Nature, Typical, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};
 use parse::WORD_PARTS;
 pub use parse::split_list;
@@ -172,6 +172,9 @@ pub struct CompressorInfo {
     pub travels: fn(&Values) -> Travels,
     /// What it promises of what it sends; by parameters.
     pub nature: fn(&Values) -> Nature,
+    /// Its gain on normally distributed values, by parameters; none where it is unbiased, where its bits tell it, or where it depends
+    /// on the gradient's unit ([`CompressorSpec::typical_gain`]).
+    pub typical_gain: fn(&Values, Typical) -> Option<f64>,
     /// What it takes as one tensor, if nothing else is asked for.
     pub scope: Scope,
     /// Its families that compete by default, `k` left open as `k=*`; none where it has to be asked for.

@@ -76,11 +76,22 @@ impl CompressorSpec {
     /// measured its own. None of any other compressor.
     pub fn typical_variance(&self, values: u64) -> Option<f64> {
         let Nature::Unbiased(variance) = self.nature() else { return None };
+        Some(variance(self.values(), self.typical_tensor(values)).max(0.0))
+    }
+
+    /// The gain on a normally distributed gradient of so many values, of which top-k of as many values keeps `topk`: what is taken
+    /// of a biased compressor until the job has measured its own. None where it depends on the gradient's unit, or on its bits alone.
+    pub fn typical_gain(&self, values: u64, topk: f64) -> Option<f64> {
+        (self.compressor().typical_gain)(self.values(), Typical { n: self.typical_tensor(values), topk })
+    }
+
+    /// Values of one tensor of a gradient of so many.
+    fn typical_tensor(&self, values: u64) -> usize {
         let n = match self.scope() {
             super::Scope::Bucket => values,
             super::Scope::Tensor => values.min(TYPICAL_TENSOR),
         };
-        Some(variance(self.values(), n as usize).max(0.0))
+        n as usize
     }
 
     /// The relative variance ω/N of the mean over `ranks`, of a compressor whose gain 1/(1 + ω) is known: where ranks draw
@@ -93,6 +104,15 @@ impl CompressorSpec {
         let draws = if self.travels() == Travels::Gathers { ranks.max(1) } else { 1 };
         (1.0 / gain - 1.0) / draws as f64
     }
+}
+
+/// What the gain of a compressor is reckoned from before a job has measured it.
+#[derive(Debug, Clone, Copy)]
+pub struct Typical {
+    /// Values of one tensor.
+    pub n: usize,
+    /// What top-k of as many values keeps: what a selection by magnitude, however it is sent, cannot exceed.
+    pub topk: f64,
 }
 
 /// E|x| of a standard normal value: sqrt(2/π).
@@ -112,10 +132,16 @@ pub(super) fn largest_normal(n: usize) -> f64 {
 
 const EULER_GAMMA: f64 = 0.577_215_664_901_532_9;
 
-/// ω of rounding standard normal values at random to multiples of `step`: step²/6 while a value meets many steps, and
-/// step·E|x| − 1 once all values are below the first.
+/// ω of rounding standard normal values at random to multiples of `step`.
 pub(super) fn grid(step: f64) -> f64 {
-    if step < 2.0 { step * step / 6.0 } else { step * MEAN_MAGNITUDE - 1.0 }
+    rounding(step, MEAN_MAGNITUDE)
+}
+
+/// ω of rounding values of mean square 1 and this mean magnitude at random to multiples of `step`: step²/6 while a value meets many
+/// steps, and step·E|x| − 1 once all values are below the first.
+fn rounding(step: f64, mean: f64) -> f64 {
+    let below_the_first = step * mean - 1.0;
+    if step < 2.0 { below_the_first.max(step * step / 6.0) } else { below_the_first }
 }
 
 /// Of s levels of a norm of n values.
@@ -156,6 +182,93 @@ pub(super) fn adaptive(values: &Values, n: usize) -> f64 {
 pub(super) fn atomo(values: &Values, n: usize) -> f64 {
     let share = 8.0 / (3.0 * std::f64::consts::PI);
     share * share * (n as f64).sqrt() / values.number(0) - 1.0
+}
+
+/// Signs times mean |x|, or times the mean of each side of 0: (mean |x|)² of mean x² is sent, 2/π.
+pub(super) fn mean_signs(_: &Values, _: Typical) -> Option<f64> {
+    Some(MEAN_MAGNITUDE * MEAN_MAGNITUDE)
+}
+
+/// Parameter k: any k of n values have k/n of the energy.
+pub(super) fn random(values: &Values, typical: Typical) -> Option<f64> {
+    Some(share(values, typical.n))
+}
+
+/// k/n, k being the first parameter.
+fn share(values: &Values, n: usize) -> f64 {
+    values.kept(0, n) as f64 / n.max(1) as f64
+}
+
+/// Share of the energy of the largest k of n values that is left when each is sent as its sign times their mean magnitude. They lie
+/// beyond z, p = k/n of all: their mean is 2φ(z)/p, so 4φ(z)²/p of all energy is sent, of p + 2zφ(z) that they have.
+fn of_one_magnitude(share: f64) -> f64 {
+    let z = quantile(share);
+    4.0 * density(z).powi(2) / (share * (share + 2.0 * z * density(z)))
+}
+
+/// Parameter k: where the largest values of each sign are, and one mean for each.
+pub(super) fn signed_topk(values: &Values, typical: Typical) -> Option<f64> {
+    Some(typical.topk * of_one_magnitude(share(values, typical.n)))
+}
+
+/// Parameters k, select, quantize, s, scaled. Signs carry the mean magnitude of what is kept. Levels are of the norm of the k
+/// values, rounded at random with a variance ω: divided by 1 + β they miss ((β² + ω)/(1 + β)²) of what was kept.
+pub(super) fn qsparse(values: &Values, typical: Typical) -> Option<f64> {
+    let (share, s) = (share(values, typical.n), values.number(3));
+    let (kept, mean_square) = match values.whole(1) {
+        0 => (typical.topk, of_one_magnitude(share)),
+        _ => (share, MEAN_MAGNITUDE * MEAN_MAGNITUDE),
+    };
+    if values.whole(2) == 1 {
+        return Some(kept * mean_square);
+    }
+    let k = share * typical.n as f64;
+    // In units of their root mean square, of which their mean magnitude is the root of that share.
+    let variance = rounding(k.sqrt() / s, mean_square.sqrt());
+    let excess = if values.is_on(4) { quantizer_bound(k as usize, s as usize) } else { 0.0 };
+    Some(kept * (1.0 - (excess * excess + variance) / (1.0 + excess).powi(2)))
+}
+
+/// Parameter s. M = s max |x| is sent for what lies beyond M/2: of such a value's x² what stays is (|x| − M)². Mean over eight
+/// quantiles of max |x|, whose spread counts.
+pub(super) fn threelc(values: &Values, typical: Typical) -> Option<f64> {
+    let gain = |quantile_of_max: f64| {
+        let m = values.number(0) * quantile((-quantile_of_max.ln() / typical.n.max(1) as f64).min(1.0));
+        m * (4.0 * density(0.5 * m) - 2.0 * m * tail(0.5 * m))
+    };
+    Some((0..8).map(|i| gain((f64::from(i) + 0.5) / 8.0)).sum::<f64>() / 8.0)
+}
+
+/// Parameters rank, lambda, of a square matrix whose values are independent: a step's products of rank r fit r(m + n − r) of m n
+/// values, and the regulariser takes λ/(1 + λ) of every factor away.
+pub(super) fn gradzip(values: &Values, typical: Typical) -> Option<f64> {
+    let (side, lambda) = ((typical.n as f64).sqrt(), values.number(1));
+    let rank = values.number(0).min(side);
+    Some(rank * (2.0 * side - rank) / (side * side) * (1.0 - (lambda / (1.0 + lambda)).powi(2)))
+}
+
+/// Parameters d, slice, every. Of slices that have nothing in common any d directions of K have d/K, and the first step of a period
+/// everything.
+pub(super) fn gradiveq(values: &Values, _: Typical) -> Option<f64> {
+    let (share, every) = ((values.number(0) / values.number(1)).min(1.0), values.number(2));
+    Some((1.0 + every * share) / (1.0 + every))
+}
+
+/// φ(z).
+fn density(z: f64) -> f64 {
+    (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt()
+}
+
+/// P(x > z) of a standard normal x, for z of 1 and more: Laplace's continued fraction of Mills' ratio.
+fn tail(z: f64) -> f64 {
+    density(z) / (1..=60).rev().fold(z, |rest, i| z + f64::from(i) / rest)
+}
+
+/// The z that a share of the magnitudes exceeds, to 5e-4 (Abramowitz and Stegun, 26.2.23).
+fn quantile(share: f64) -> f64 {
+    let t = (-2.0 * (0.5 * share).ln()).sqrt();
+    let (above, below) = (2.515_517 + t * (0.802_853 + t * 0.010_328), 1.432_788 + t * (0.189_269 + t * 0.001_308));
+    (t - above / (1.0 + t * below)).max(0.0)
 }
 
 pub(super) fn of_qsparse(values: &Values) -> Nature {
@@ -209,6 +322,18 @@ mod tests {
         for text in ["none", "fp16", "bf16", "qsgd(s=4)", "terngrad", "randomk(k=0.1,scaled=true)", "atomo(budget=3)"] {
             assert!(!spec(text).is_biased_without_memory(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_normal_distribution_is_near_enough() {
+        for (z, above) in [(1.0, 0.158_655), (2.25, 0.012_224), (4.0, 3.167e-5)] {
+            assert!((tail(z) / above - 1.0).abs() < 1e-4, "{z}: {}", tail(z));
+            assert!((quantile(2.0 * above) - z).abs() < 5e-4, "{z}: {}", quantile(2.0 * above));
+        }
+        assert!((of_one_magnitude(1.0) - 2.0 / std::f64::consts::PI).abs() < 1e-3, "{}", of_one_magnitude(1.0));
+        let gain = |text: &str| spec(text).typical_gain(1_000_000, 0.2);
+        assert_eq!((gain("topk(k=0.1)"), gain("hardthreshold(tau=1)"), gain("onebit")), (None, None, None));
+        assert_eq!(gain("gradzip(rank=4,lambda=0.001)").map(|g| (g * 1e4).round()), Some(156.0), "4 · 1020 of 512²");
     }
 
     #[test]

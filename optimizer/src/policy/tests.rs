@@ -20,7 +20,10 @@ fn solve(millions: f64, compute_s: f64, net: (f64, f64), config: &PolicyConfig) 
         weight: 1.0,
     };
     let points = vec![point(0.1, 0.9), point(0.033, 0.75), point(0.011, 0.55), point(0.004, 0.38), point(0.001, 0.2)];
-    problem.profiles.insert("topk".parse::<Family>().unwrap().into(), Profile::new(points).unwrap());
+    // Measured of AR-Topk, too: what is assumed of it would rule it out at these gains.
+    for selector in ["topk", "topk:star"] {
+        problem.profiles.insert(selector.parse().unwrap(), Profile::new(points.clone()).unwrap());
+    }
     enumerate::solve(&problem, &Space::default(), config.policy()).unwrap()
 }
 

@@ -83,6 +83,33 @@ fn codecs_coefficients_and_profiles_count() {
 }
 
 #[test]
+fn what_one_rank_that_selects_for_all_keeps_is_assumed_until_it_is_measured() {
+    let mut p = problem(8);
+    let gain = |p: &Problem, text: &str| p.evaluate(&text.parse().unwrap()).unwrap().gain.get();
+    // c, an eighth of what is beyond it, and a third of that on the seven others' turns.
+    let shared = |own: f64| 0.1 + (own - 0.1) * (1.0 / 8.0 + 7.0 / 24.0);
+    let own = gain(&p, "topk@0.1/allgather");
+    for text in ["topk@0.1/art-ring:star", "topk@0.1/art-tree:var"] {
+        assert!((gain(&p, text) - shared(own)).abs() < 1e-12, "{text}");
+    }
+    let profile = |gain| {
+        let (cr, gain) = (CompressionRatio::new(0.1).unwrap(), Gain::new(gain).unwrap());
+        Profile::new(vec![ProfilePoint { cr, gain, t_comp_s: 0.0, weight: 1.0 }]).unwrap()
+    };
+    p.profiles.insert("topk".parse().unwrap(), profile(0.6));
+    assert!((gain(&p, "topk@0.1/art-ring:star") - shared(0.6)).abs() < 1e-12);
+    p.profiles.insert("topk:star".parse().unwrap(), profile(0.5));
+    assert_eq!((gain(&p, "topk@0.1/art-ring:star"), gain(&p, "topk@0.1/allgather")), (0.5, 0.6));
+    // A bucket's own selection stands to AR-Topk's as the whole gradient's does.
+    let art = "topk@0.1/art-ring:star".parse().unwrap();
+    assert!((p.for_all(&art, Gain::new(0.3).unwrap()).get() - 0.25).abs() < 1e-12);
+    assert!(
+        (p.for_all(&"topk@0.1/art-ring:var".parse().unwrap(), Gain::new(0.3).unwrap()).get() - shared(0.3)).abs()
+            < 1e-12
+    );
+}
+
+#[test]
 fn impossible_problems_are_named() {
     let mut p = problem(8);
     p.overlap = f64::NAN;
