@@ -8,8 +8,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
+macro_rules! one_of {
+    ($first:literal $(, $other:literal)*) => { concat!("one of ", $first $(, ", ", $other)*) };
+}
+
 macro_rules! named_enum {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $allowed:literal, { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident, $what:literal, { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum $name {
@@ -37,7 +41,7 @@ macro_rules! named_enum {
             fn from_str(text: &str) -> Result<Self, Invalid> {
                 match text {
                     $($text => Ok(Self::$variant),)+
-                    _ => Err(Invalid::text($what, text, $allowed)),
+                    _ => Err(Invalid::text($what, text, one_of!($($text),+))),
                 }
             }
         }
@@ -46,7 +50,7 @@ macro_rules! named_enum {
 
 named_enum!(
     /// How values travel.
-    Collective, "collective", "one of dense-ring, dense-tree, allgather, art-ring, art-tree", {
+    Collective, "collective", {
         /// Ring allreduce of what adds up: the dense gradient, or messages of a compressor whose elements sum.
         DenseRing = "dense-ring",
         /// Tree (reduce, then broadcast) allreduce of what adds up.
@@ -94,7 +98,7 @@ impl Collective {
 
 named_enum!(
     /// How AR-Topk chooses the rank whose indices count (Algorithm 1).
-    Selection, "worker selection", "one of star, var", {
+    Selection, "worker selection", {
         /// Round robin: rank = step mod N.
         Star = "star",
         /// The rank with the largest ‖g‖².
@@ -385,7 +389,8 @@ mod tests {
             ("qsgd(s=4)/art-ring:star", "selects k values"),
             ("topk@0,1", "COMPRESSOR"),
             ("topkk(k=0.1)/allgather", "did you mean topk?"),
-            ("topk(k=0.1)/allgathr", "allgather"),
+            ("topk(k=0.1)/allgathr", "one of dense-ring, dense-tree, "),
+            ("topk(k=0.1)/art-ring:sta", "one of star, var"),
             ("topk(k=0)/allgather", "above 0"),
             ("topk(k=*)/allgather", "above 0"),
         ] {
