@@ -222,9 +222,11 @@ impl Raw {
             let allowed = format!("{}, whose gains the simulated job knows", Model::COMPRESSORS.join(", "));
             return Err(ScenarioError::Value { key: "job.compressors", value: other.to_string(), allowed });
         }
+        // By default those whose true times the simulated job knows: what a scenario expects is of them.
+        let known = || model.hidden.keys().copied().collect();
         let offer = Offer {
             codecs: compressors.into_iter().map(|c| (c, World::codec())).collect(),
-            collectives: self.job.collectives.unwrap_or_else(|| Collective::ALL.to_vec()),
+            collectives: self.job.collectives.unwrap_or_else(known),
             ..Offer::default()
         };
         // What is lost is what the planner assumes.

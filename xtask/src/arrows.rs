@@ -36,6 +36,7 @@ const LAUNCHES: &str = "exchange";
 /// As pure in their sources: the rest of the crate has IO.
 pub(crate) const PURE_SOURCES: &[&str] = &[
     "exchange/src/",
+    "probes/src/",
     "trainer/src/agreement.rs",
     "trainer/src/answer.rs",
     "trainer/src/control.rs",
@@ -45,6 +46,9 @@ pub(crate) const PURE_SOURCES: &[&str] = &[
     "trainer/src/pace.rs",
     "trainer/src/trial.rs",
 ];
+
+/// Parts of them that have sockets, threads and clocks.
+pub(crate) const EDGES: &[&str] = &["probes/src/edge/"];
 
 /// What must not be anywhere below a pure crate.
 const IMPURE: &[&str] = &[

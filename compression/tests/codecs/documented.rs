@@ -1,4 +1,5 @@
-//! `COMPRESSORS.md` says what is: one row for each compressor, memory and momentum, with its definition and tests that exist.
+//! `COMPRESSORS.md` says what is: one row for each compressor, memory and momentum, with its definition and tests that exist;
+//! `FORMAT.md` which code is whose.
 
 use crate::harness::parse;
 use flexcomm_compression::codec::{Element, Travels};
@@ -8,6 +9,7 @@ use flexcomm_domain::spec::{MEMORIES, MOMENTA};
 use std::path::Path;
 
 const TABLES: &str = include_str!("../../COMPRESSORS.md");
+const FORMAT: &str = include_str!("../../FORMAT.md");
 
 /// Cells of the rows of tables with so many columns, heads left out.
 fn rows(columns: usize) -> Vec<Vec<&'static str>> {
@@ -76,6 +78,21 @@ fn every_compressor_has_its_row() {
         assert_tests_exist(row[5], &sources);
     }
     assert_eq!(rows.len(), methods::all().count(), "a row for each, and no more");
+}
+
+/// A code is never used again: `FORMAT.md` has a row for each, also for those of methods that are gone.
+#[test]
+fn every_code_is_its_method_s_in_the_format() {
+    let (_, payloads) = FORMAT.split_once("\n## Payloads\n").unwrap();
+    let code_and_method = |line: &'static str| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((cells.next()?.parse::<u8>().ok()?, cells.next()?))
+    };
+    let rows: Vec<_> = payloads.lines().filter_map(code_and_method).collect();
+    for entry in methods::all() {
+        let of: Vec<_> = rows.iter().filter(|row| row.0 == entry.code).map(|row| row.1).collect();
+        assert_eq!(of, [entry.info.name], "rows of code {} in FORMAT.md", entry.code);
+    }
 }
 
 #[test]

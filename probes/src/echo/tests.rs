@@ -1,7 +1,8 @@
 use super::*;
 use crate::{Nanos, Token};
 use proptest::prelude::*;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const MS: u64 = 1_000_000;
