@@ -69,7 +69,7 @@ mod tests {
         let mut refused = Vec::new();
         for spec in methods::examples().filter(|spec| matches!(spec.nature(), Nature::Unbiased(_))) {
             assert!(spec.trainable().is_ok(), "{spec}");
-            let rounds = spec.compressor().class == Class::Quantization;
+            let rounds = spec.compressor().class == flexcomm_domain::spec::Class::Quantization;
             for memory in ["vanilla", "efsign", "dgc,mu=0.9", "sgc,alpha=0.5"] {
                 let with: CompressorSpec = format!("{spec}+ef({memory})").parse().unwrap();
                 match with.trainable() {
