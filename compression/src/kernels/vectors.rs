@@ -60,6 +60,7 @@ macro_rules! vectors {
 
 vectors! {
     /// Runs a loop of plain Rust, compiled for the kernel's vectors.
+    #[inline(always)]
     fn run[O](work: impl Work<O>) -> O { avx512 => inside_avx512, avx2 => inside_avx2, _ => work.run() }
 
     /// The pass over a gradient, all of it.

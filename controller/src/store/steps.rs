@@ -15,7 +15,8 @@ pub(super) const PROGRESS_POINTS: &str =
 
 /// Of every rank that has announced itself: its oldest and newest step, and when they arrived.
 pub(super) const STEP_SPANS: &str =
-    "SELECT rank, oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest) AS began,
+    "SELECT rank,
+        oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest) AS began,
         newest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = newest) AS ended
      FROM (SELECT rank, (SELECT min(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS oldest,
         (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS newest
