@@ -2,7 +2,6 @@
 
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use flexcomm_compression::Build;
 use flexcomm_compression::tensor::{Decoder, Encoder, Kind, TensorError, TensorMessage, TensorShape};
 use flexcomm_domain::spec::CompressorSpec;
 use pyo3::prelude::*;
@@ -125,10 +124,4 @@ impl TensorDecoder {
             decoder.decode(&message.message, span.write::<f32>("the tensor")?).map_err(input)
         })
     }
-}
-
-/// Whether a compressor's text loses what it does not send, for want of error feedback.
-pub fn drops(text: &str) -> Result<bool, Failure> {
-    let spec: CompressorSpec = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
-    Ok(spec.drops())
 }
