@@ -8,9 +8,9 @@ from flexcomm.torch._clock import Times
 
 __all__ = [
     "PROTOCOL", "CONTROL_BYTES", "VERSION", "FlexcommError", "NotOnDeviceError", "AutoLeaders", "Compressor", "Core",
-    "DeviceNeeds", "Element", "Fault", "How", "LogLevel", "Message", "Next", "Parameter", "Pipelines", "Place", "Region", "Round",
+    "DeviceNeeds", "Element", "Fault", "How", "LogLevel", "Message", "Named", "Next", "Parameter", "Pipelines", "Place", "Region", "Round",
     "ShadowGain", "ShadowNeeds", "ShadowStep", "State", "Status", "TensorDecoder", "TensorEncoder", "Tick", "Transfer",
-    "parse_strategy", "digest", "parse_compressor", "parse_candidate", "parse_byteps", "drops", "compressors", "take_log",
+    "parse_strategy", "digest", "parse_compressor", "parse_candidate", "parse_byteps", "compressors", "take_log",
 ]
 
 PROTOCOL: int
@@ -20,11 +20,10 @@ VERSION: str
 class FlexcommError(RuntimeError): ...
 class NotOnDeviceError(FlexcommError): ...
 
-def parse_strategy(text: str) -> tuple[str, str | None]: ...
+def parse_strategy(text: str) -> Named: ...
 def digest(text: str) -> int: ...
 def parse_compressor(text: str) -> str: ...
 def parse_candidate(text: str) -> str: ...
-def drops(text: str) -> bool: ...
 def parse_byteps(map: dict[str, str]) -> str: ...
 def compressors() -> list[Compressor]: ...
 def take_log() -> list[tuple[LogLevel, str]]: ...
@@ -76,6 +75,13 @@ class Element:
     def __hash__(self) -> int: ...
 
 @final
+class Named:
+    strategy: str
+    spec: str | None
+    dense: bool
+    drops: bool
+
+@final
 class Parameter:
     name: str
     allowed: str
@@ -98,6 +104,7 @@ class State:
     step: int
     version: int
     strategy: str
+    error_feedback: bool
     in_trial: bool
     connected: bool
     steps: int
@@ -106,6 +113,7 @@ class State:
 class Tick:
     agreed: bool
     strategy: str
+    dense: bool
     index: int
 
 @final

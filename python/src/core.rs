@@ -1,18 +1,18 @@
-//! The class that Python sees: settings, steps, trials, state.
+//! The class that Python sees: settings, the agent, state. Its other parts: [`crate::control`], [`crate::checkpoint`], [`crate::exchange`],
+//! [`crate::dense`], [`crate::device`], [`crate::shadows_on`].
 
 use crate::guard::{Failure, guard};
-use crate::memory::Span;
 use crate::names::{candidate, compressor};
-use crate::session::{Fault, Leadership, Next, Running, Session};
+use crate::session::{Fault, Leadership, Running, Session};
 use crate::telemetry::Times;
 use crate::times::measure;
+use flexcomm_compression::pipeline::Member;
 use flexcomm_compression::{Layers, Sizes};
-use flexcomm_domain::{CodecCost, Collective, Family, JobId, Rank, Strategy, default_compressors, further_compressors};
-use flexcomm_exchange::{Param, PipelineState, Shadows, layers};
-use flexcomm_trainer::{Answer, Client, LEAST_GAIN};
+use flexcomm_domain::{CodecCost, Collective, Family, JobId, Strategy, default_compressors, further_compressors};
+use flexcomm_exchange::{Param, Shadows, layers};
+use flexcomm_trainer::{Client, LEAST_GAIN};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,33 +23,13 @@ use std::time::Duration;
 pub struct Core {
     session: Mutex<Session>,
     /// All parameters.
-    model: Vec<Param>,
+    pub model: Vec<Param>,
 }
 
 impl Core {
     /// The session, also after a panic elsewhere: it then reports what does not fit as an error.
     pub fn lock(&self) -> MutexGuard<'_, Session> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The state of the pipelines for a checkpoint.
-#[pyclass(frozen, get_all, from_py_object)]
-#[derive(Clone)]
-pub struct Pipelines {
-    /// The compressor's canonical text.
-    compressor: String,
-    /// The step that comes next.
-    step: u64,
-    /// By bucket the parameters' ids, and bytes.
-    buckets: Vec<PipelineState>,
-}
-
-#[pymethods]
-impl Pipelines {
-    #[new]
-    fn new(compressor: String, step: u64, buckets: Vec<PipelineState>) -> Self {
-        Self { compressor, step, buckets }
     }
 }
 
@@ -60,6 +40,8 @@ pub struct State {
     version: u64,
     /// The strategy in force.
     strategy: String,
+    /// Whether it has error feedback.
+    error_feedback: bool,
     in_trial: bool,
     /// Whether the agent is there.
     connected: bool,
@@ -73,6 +55,8 @@ pub struct TickPy {
     /// Whether the ranks agreed on it: it is a decision, or a trial's candidate.
     agreed: bool,
     strategy: String,
+    /// Whether nothing is compressed.
+    dense: bool,
     /// A number for the log.
     index: u64,
 }
@@ -103,19 +87,6 @@ pub struct AutoLeaders {
     mode: String,
     skew: f64,
     staleness: u64,
-}
-
-impl Core {
-    /// Whether saved pipelines of what the user named can be put back.
-    fn check_states(&self, session: &Session, states: &[PipelineState]) -> Result<(), Failure> {
-        let Some(named) = session.named else { return Ok(()) };
-        for (ids, state) in states {
-            let params: Option<Vec<Param>> = ids.iter().map(|id| self.model.get(*id as usize).copied()).collect();
-            let foreign = || Failure::Run("failed to load a pipeline: it has parameters of another model".into());
-            session.store.check_state(&named.spec, &params.ok_or_else(foreign)?, state)?;
-        }
-        Ok(())
-    }
 }
 
 /// The compressors to decide among, and those that are offered on request alone.
@@ -187,19 +158,10 @@ impl Core {
         }
         let model: Vec<Param> =
             model.into_iter().enumerate().map(|(id, (len, cols))| Param { id: id as u32, len, cols }).collect();
-        let mut session = Session::new((job, Rank(rank), world), strategy, leadership, (seed, shadow_share), &model);
+        let member = Member { rank, world, ..Member::alone(seed) };
+        let mut session = Session::new(job, member, strategy, leadership, shadow_share, &model);
         session.named = spec.map(compressor).transpose()?.map(Running::of);
         Ok(Self { session: Mutex::new(session), model })
-    }
-
-    /// What the ranks agreed on, before `connect` and the first step: which run of the job this is (16 hexadecimal digits), whether
-    /// rank 0 announces decisions and trials, and whether decisions are followed.
-    fn agree(&self, run: &str, announced: bool, follow: bool) -> PyResult<()> {
-        let mut session = self.lock();
-        session.run = Some(run.parse().map_err(Failure::input)?);
-        session.control.steer(announced);
-        session.follow = follow;
-        Ok(())
     }
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
@@ -228,67 +190,6 @@ impl Core {
         })
     }
 
-    /// Whether the ranks answer in the next step whether they can run a live trial.
-    fn trial_asked(&self) -> bool {
-        self.lock().control.asked().is_some()
-    }
-
-    /// Why this rank can run no live trials from now on; none: it can.
-    #[pyo3(signature = (why))]
-    fn refuse_trials(&self, why: Option<String>) {
-        self.lock().trials_refused = why;
-    }
-
-    /// Starts a step, before its first bucket. Answers this rank's answer, where the ranks gather those in it.
-    fn begin<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let answer = guard(py, || {
-            let mut session = self.lock();
-            session.begin();
-            Ok(session.answer())
-        })?;
-        Ok(answer.map(|answer| PyBytes::new(py, &answer.encode())))
-    }
-
-    /// Writes rank 0's control message, where one is broadcast in the step under way; answers whether.
-    fn write_control(&self, out: Span) -> PyResult<bool> {
-        let control = &self.lock().control;
-        if !control.announces() {
-            return Ok(false);
-        }
-        let (out, message) = (out.write::<u8>("the control message")?, control.message());
-        if out.len() != message.len() {
-            let got = out.len();
-            return Err(Failure::Run(format!("failed to write a control message: the buffer has {got} bytes")).into());
-        }
-        out.copy_from_slice(&message);
-        Ok(true)
-    }
-
-    /// After `begin`: this rank's sample of its gradient, where the ranks send rank 0 theirs in this step; of one size on all ranks.
-    fn sample<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let sample = guard(py, || Ok(self.lock().sample()))?;
-        Ok(sample.map(|sample| PyBytes::new(py, &sample)))
-    }
-
-    /// On rank 0, before `finish`: all ranks' samples of the step under way, in rank order.
-    fn take_samples(&self, py: Python<'_>, rows: Vec<Vec<u8>>) -> PyResult<()> {
-        guard(py, || {
-            self.lock().take_samples(&rows);
-            Ok(())
-        })
-    }
-
-    /// Whether the step under way ends with the control message that was broadcast last: `take_control` comes before `finish`.
-    fn awaits_control(&self) -> bool {
-        self.lock().control.is_due()
-    }
-
-    /// Takes in the control message that is due.
-    fn take_control(&self, message: Span) -> PyResult<()> {
-        let message = message.read::<u8>("the control message")?;
-        Ok(self.lock().control.accept(message).map_err(Failure::from)?)
-    }
-
     /// The bucket at `index` holds the parameters with these ids.
     fn layout(&self, py: Python<'_>, index: usize, ids: Vec<u32>) -> PyResult<()> {
         guard(py, || {
@@ -297,25 +198,6 @@ impl Core {
             let find = |id: &u32| self.model.get(*id as usize).copied().ok_or_else(|| unknown(id));
             let params = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
             Ok(self.lock().store.layout(index, params)?)
-        })
-    }
-
-    /// Ends a step, after the optimizer. With a `ticket` a device has the step's times: `resolve` brings them later, and until then
-    /// nothing that came after it is reported. `answers` are what all ranks answered, where that was gathered in this step.
-    #[pyo3(signature = (loss=None, ticket=None, answers=None))]
-    fn finish(
-        &self,
-        py: Python<'_>,
-        loss: Option<f64>,
-        ticket: Option<u64>,
-        answers: Option<Vec<Vec<u8>>>,
-    ) -> PyResult<Next> {
-        guard(py, || {
-            let foreign =
-                |rank| Failure::Run(format!("failed to end a step: rank {rank}'s answer about a trial cannot be read"));
-            let read = |(rank, bytes): (usize, &Vec<u8>)| Answer::decode(bytes).ok_or_else(|| foreign(rank));
-            let answers = answers.iter().flatten().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-            self.lock().finish(loss, ticket, &answers)
         })
     }
 
@@ -345,74 +227,14 @@ impl Core {
         self.lock().diverged = true;
     }
 
-    /// Copies what a step changes here; one copy is kept.
-    fn save(&self, py: Python<'_>) -> PyResult<()> {
-        guard(py, || {
-            self.lock().store.save();
-            Ok(())
-        })
-    }
-
-    /// Puts the copy back, bit for bit.
-    fn restore(&self, py: Python<'_>) -> PyResult<()> {
-        guard(py, || Ok(self.lock().store.restore()?))
-    }
-
-    /// The residuals, by parameter id, as float32 in native byte order.
-    fn residuals(&self, py: Python<'_>) -> PyResult<BTreeMap<u32, Vec<u8>>> {
-        guard(py, || {
-            let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-            Ok(self.lock().store.export()?.into_iter().map(|(id, values)| (id, bytes(values))).collect())
-        })
-    }
-
-    /// Replaces the residuals, float32 by parameter id, and the pipelines. Answers whether these go on: they do under the same
-    /// compressor. Changes nothing when any of it does not fit.
-    #[pyo3(signature = (state, pipelines=None))]
-    fn set_residuals(
-        &self,
-        py: Python<'_>,
-        state: BTreeMap<u32, Span>,
-        pipelines: Option<Pipelines>,
-    ) -> PyResult<bool> {
-        guard(py, || {
-            let take = |(id, values): (u32, Span)| Ok((id, values.read::<f32>("a saved parameter")?.to_vec()));
-            let state = state.into_iter().map(take).collect::<Result<BTreeMap<_, _>, Failure>>()?;
-            let session = &mut *self.lock();
-            let same = |spec: &str| session.named.is_some_and(|named| named.spec.to_string() == spec);
-            let pipelines = pipelines.filter(|saved| same(&saved.compressor));
-            if let Some(Pipelines { buckets, .. }) = &pipelines {
-                self.check_states(session, buckets)?;
-            }
-            session.store.import(state, &self.model)?;
-            let goes_on = pipelines.is_some();
-            if let Some(Pipelines { step, buckets, .. }) = pipelines {
-                let now = session.next_step();
-                session.named.iter_mut().for_each(|named| named.offset = step.wrapping_sub(now));
-                session.store.await_pipelines(buckets);
-            }
-            Ok(goes_on)
-        })
-    }
-
-    /// The state of the pipelines for a checkpoint; none when what the user named is not in force.
-    fn pipelines(&self, py: Python<'_>) -> PyResult<Option<Pipelines>> {
-        guard(py, || {
-            let session = self.lock();
-            let (step, version) = (session.next_step(), session.control.look().in_force().version.0);
-            let Some(named) = session.named.filter(|_| version == 0) else { return Ok(None) };
-            let buckets = session.store.pipelines()?;
-            Ok(Some(Pipelines { compressor: named.spec.to_string(), step: step.wrapping_add(named.offset), buckets }))
-        })
-    }
-
     /// Begins shadow trials of these strategies with the next step.
     fn shadow(&self, strategies: Vec<String>) -> PyResult<()> {
         let parse = |text: &String| text.parse::<Strategy>().map_err(Failure::input);
         let strategies = strategies.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
         if let Some(bad) = strategies.iter().find(|s| !Shadows::has(s)) {
             return Err(Failure::input(format!(
-                "{bad} has no shadow here: dense loses nothing, and AR-Topk's shadows follow the controller's trials"
+                "'{bad}' has no shadow here: dense loses nothing, and AR-Topk's shadows, which need samples of all ranks, \
+                 follow the controller's trials; give its compressor by allgather, for example 'topk@0.01/allgather'"
             ))
             .into());
         }
@@ -440,6 +262,7 @@ impl Core {
             step: agreement.step(),
             version: in_force.version.0,
             strategy: in_force.strategy.to_string(),
+            error_feedback: in_force.strategy.spec().memory().is_some(),
             in_trial: agreement.tick().trial.is_some(),
             connected: session.reporter.client().is_some_and(Client::connected),
             steps: session.steps(),
@@ -450,7 +273,8 @@ impl Core {
     fn tick(&self) -> PyResult<TickPy> {
         let tick = self.lock().now()?;
         let agreed = tick.version.0 > 0 || tick.trial.is_some();
-        Ok(TickPy { agreed, strategy: tick.strategy.to_string(), index: tick.index() })
+        let (strategy, dense) = (tick.strategy.to_string(), tick.strategy.is_dense());
+        Ok(TickPy { agreed, strategy, dense, index: tick.index() })
     }
 
     /// What the newest step cost on this rank whose times are known, whatever ran.

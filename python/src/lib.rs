@@ -2,6 +2,8 @@
 //! runs the collectives; error feedback, payloads, the agreement, orders, telemetry and
 //! shadow trials are here, without the interpreter lock.
 
+mod checkpoint;
+mod control;
 mod core;
 mod dense;
 mod device;
@@ -23,7 +25,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::core::{AutoLeaders, Core, Pipelines, ShadowGain, State, TickPy};
+    use super::checkpoint::Pipelines;
+    #[pymodule_export]
+    use super::core::{AutoLeaders, Core, ShadowGain, State, TickPy};
     #[pymodule_export]
     use super::device::{DeviceNeeds, Place, Region};
     #[pymodule_export]
@@ -33,7 +37,7 @@ mod _core {
     #[pymodule_export]
     use super::log::LogLevel;
     #[pymodule_export]
-    use super::names::{Described, Parameter};
+    use super::names::{Described, Named, Parameter};
     #[pymodule_export]
     use super::session::{Fault, Next, PartStatus};
     #[pymodule_export]
@@ -50,13 +54,11 @@ mod _core {
         module.add("VERSION", env!("CARGO_PKG_VERSION"))
     }
 
-    /// The canonical text of a strategy, given as `COMPRESSOR/COLLECTIVE[:SELECTION]` or as a compressor alone, which takes the
-    /// collective that is usual for it; and the compressor's canonical text (none where DDP's allreduce runs it).
+    /// A strategy, given as `COMPRESSOR/COLLECTIVE[:SELECTION]` or as a compressor alone, which takes the collective that is usual for
+    /// it.
     #[pyfunction]
-    fn parse_strategy(text: &str) -> PyResult<(String, Option<String>)> {
-        let strategy = names::strategy(text)?;
-        let compressor = (!names::is_cast(&strategy)).then(|| strategy.spec().to_string());
-        Ok((strategy.to_string(), compressor))
+    fn parse_strategy(text: &str) -> PyResult<names::Named> {
+        Ok(names::strategy(text)?)
     }
 
     /// The digest that decisions for a strategy carry.
@@ -75,12 +77,6 @@ mod _core {
     #[pyfunction]
     fn parse_candidate(text: &str) -> PyResult<String> {
         Ok(names::candidate(text)?.to_string())
-    }
-
-    /// Whether training by such a spec loses what a step does not send, for want of error feedback.
-    #[pyfunction]
-    fn drops(text: &str) -> PyResult<bool> {
-        Ok(tensor::drops(text)?)
     }
 
     /// BytePS's map of strings as such a spec.

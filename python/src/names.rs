@@ -30,13 +30,31 @@ pub fn candidate(text: &str) -> Result<Family, Failure> {
     }
 }
 
-/// A strategy as a user names it: with its collective, or a compressor alone, which takes the collective that is usual for it.
-pub fn strategy(text: &str) -> Result<Strategy, Failure> {
+/// A strategy as a user names it.
+#[pyclass(frozen, get_all)]
+pub struct Named {
+    /// Its canonical text.
+    strategy: String,
+    /// The compressor's canonical text; none where DDP's own allreduce runs it.
+    spec: Option<String>,
+    /// Whether DDP runs it without a hook, too.
+    dense: bool,
+    /// Whether training by it loses what a step does not send, for want of error feedback.
+    drops: bool,
+}
+
+/// Reads it: with its collective, or a compressor alone, which takes the collective that is usual for it.
+pub fn strategy(text: &str) -> Result<Named, Failure> {
     let strategy: Strategy = text.parse().map_err(Failure::input)?;
-    match strategy.spec().trainable() {
-        Ok(_) => Ok(strategy),
-        Err(error) => Err(Failure::input(format!("{strategy} cannot be run: failed to {error}"))),
-    }
+    let spec = strategy.spec().trainable();
+    let spec = spec.map_err(|error| Failure::input(format!("{strategy} cannot be run: failed to {error}")))?;
+    let compresses = !is_cast(&strategy);
+    Ok(Named {
+        strategy: strategy.to_string(),
+        spec: compresses.then(|| spec.to_string()),
+        dense: strategy == Strategy::DENSE_RING,
+        drops: compresses && spec.drops(),
+    })
 }
 
 /// In what a strategy's buckets travel where they are cast.

@@ -167,13 +167,14 @@ pub struct Session {
 
 impl Session {
     pub fn new(
-        who: (JobId, Rank, u32),
+        job: JobId,
+        member: Member,
         initial: Strategy,
         leadership: Leadership,
-        (seed, shadow_share): (u64, f64),
+        shadow_share: f64,
         model: &[Param],
     ) -> Self {
-        let (job, rank, world) = who;
+        let (rank, world) = (Rank(member.rank), member.world);
         let agreement = Agreement::new(rank, initial, 0);
         let now = Instant::now();
         Self {
@@ -185,9 +186,9 @@ impl Session {
             rank,
             world,
             leadership,
-            store: Store::new(Member { rank: rank.0, world, ..Member::alone(seed) }),
+            store: Store::new(member),
             meter: Meter::new(now),
-            shadows: Shadows::new(shadow_share, seed),
+            shadows: Shadows::new(shadow_share, member.seed),
             leader_shadows: LeaderShadows::new(model),
             host_generation: None,
             settled: false,

@@ -125,9 +125,3 @@ impl TensorDecoder {
         })
     }
 }
-
-/// Whether a compressor's text loses what it does not send, for want of error feedback.
-pub fn drops(text: &str) -> Result<bool, Failure> {
-    let spec: CompressorSpec = text.parse().map_err(|e| Failure::input(format!("failed to {e}")))?;
-    Ok(spec.drops())
-}

@@ -14,8 +14,7 @@ pub(super) const PROGRESS_POINTS: &str =
     "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
 
 /// Of every rank that has announced itself: its oldest and newest step, and when they arrived.
-pub(super) const STEP_SPANS: &str =
-    "SELECT rank,
+pub(super) const STEP_SPANS: &str = "SELECT rank,
         oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest) AS began,
         newest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = newest) AS ended
      FROM (SELECT rank, (SELECT min(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS oldest,

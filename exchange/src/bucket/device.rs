@@ -354,7 +354,9 @@ impl Bucket {
         };
         let (payloads, ranks): (Vec<&[u8]>, usize) = match last {
             LastRound::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
-            LastRound::Messages(messages) if messages.iter().all(|part| alike(part) && ones(part)) => {
+            LastRound::Messages(messages)
+                if !messages.is_empty() && messages.iter().all(|part| alike(part) && ones(part)) =>
+            {
                 (messages.iter().map(|part| &part[front..]).collect(), messages.len())
             }
             _ => return Ok(false),

@@ -5,7 +5,6 @@
 
 use super::exchange::{Buffer, ExchangeError, Exchanger, Kind};
 use super::mesh::MeshError;
-use flexcomm_collectives::GenerateError;
 use flexcomm_compression::Energy;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step};
@@ -43,12 +42,6 @@ pub enum SyncError {
     /// A rank's status cannot be read.
     #[error("read the status of rank {0} in an exchange that was refused")]
     Status(Rank),
-}
-
-impl From<GenerateError> for SyncError {
-    fn from(error: GenerateError) -> Self {
-        Self::Exchange(error.into())
-    }
 }
 
 /// A rank's compressor and its connections: the whole gradient is one bucket.

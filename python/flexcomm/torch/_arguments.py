@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
 
-DENSE = "none/dense-ring"
-
 #: Compressors that may be written with @CR/COLLECTIVE.
 _SELECTING = ("topk", "lwtopk", "mstopk")
 
@@ -42,30 +40,16 @@ def _refused(what: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"{what} is {shown(value)}, allowed is {allowed}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """A strategy as the user named it."""
-
-    #: In canonical form.
-    strategy: str
-    #: The compressor with its parameters, memory and momentum; none where DDP's own allreduce runs it.
-    spec: str | None = None
-
-    @property
-    def dense(self) -> bool:
-        return self.strategy == DENSE
-
-
-def strategy_of(what: str, named: Any) -> Named:
+def strategy_of(what: str, named: Any) -> _core.Named:
     """Reads any of the forms that ``attach`` takes."""
     if isinstance(named, Mapping):
-        return Named(*_core.parse_strategy(_core.parse_byteps({str(key): str(value) for key, value in named.items()})))
+        return _core.parse_strategy(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
     if not isinstance(named, str):
         raise _refused(what, named, _FORMS + "; or BytePS's map of strings")
     if named.strip() == "dense":
-        return Named(DENSE)
+        return _core.parse_strategy("none/dense-ring")
     try:
-        return Named(*_core.parse_strategy(named))
+        return _core.parse_strategy(named)
     except ValueError as refused:
         raise ValueError(f"{what} is {shown(named)}: {_remedy(named, str(refused)) or refused}") from None
 
@@ -103,7 +87,7 @@ def _remedy(named: str, refused: str) -> str | None:
 class Settings:
     """What ``attach`` is given besides the model and what a trial puts back."""
 
-    named: Named
+    named: _core.Named
     #: Whether decisions are not followed.
     fixed: bool
     selection: str

@@ -20,7 +20,7 @@ else:
 #: What torch's own collectives give back too; `torch.futures.Future` is Python around it, and takes twice as long.
 Future: Any = torch._C.Future
 
-#: Element types that travel compressed from the host, see :data:`_device.TYPES` for CUDA's; buckets of others are exchanged
+#: Element types that travel compressed from the host, see :data:`_exchange.TYPES` for CUDA's; buckets of others are exchanged
 #: as they are.
 _COMPRESSIBLE = (torch.float32,)
 

@@ -71,10 +71,10 @@ class Control:
         if self._core.write_control(self._message):
             self._broadcast = self._group[0].broadcast([self._message], self._root)
         if answer is not None:
-            self._gathering = self._launch(answer)
+            self._gathering = self._launch(answer, True)
         sample = self._core.sample()
         if sample is not None:
-            self._samples = self._send(sample)
+            self._samples = self._launch(sample, False)
 
     def end(self) -> list[bytes]:
         """Ends a step: takes in what is due, before the core's. All ranks' answers, where these were gathered."""
@@ -86,10 +86,8 @@ class Control:
             self._broadcast = None
             self._core.take_control(self._message)
         samples, self._samples = self._samples, None
-        if samples is not None:
-            samples[0].wait()
-            if self._group[0].rank() == 0:
-                self._core.take_samples([part.numpy().tobytes() for part in samples[1]])
+        if samples is not None and (rows := self._arrived(samples)):
+            self._core.take_samples(rows)
         gathering, self._gathering = self._gathering, None
         return [] if gathering is None else self._arrived(gathering)
 
@@ -105,7 +103,7 @@ class Control:
 
     def gather(self, own: bytes) -> list[bytes]:
         """The bytes of every rank, in rank order and as many as of this one: on all ranks in the same step, and waited for."""
-        return self._unless_broken(lambda: self._arrived(self._launch(own)))
+        return self._unless_broken(lambda: self._arrived(self._launch(own, True)))
 
     def close(self) -> None:
         """Waits for what is under way: the process could not end in order beside it."""
@@ -117,18 +115,12 @@ class Control:
         except RuntimeError as error:
             logger.info("the last control message did not arrive: %s", error)
 
-    def _launch(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
-        arrived = torch.empty(self._world, len(own), dtype=torch.uint8)
-        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        return self._group[0].allgather([list(arrived)], [sent]), arrived
-
-    def _send(self, own: bytes) -> tuple[dist.Work, torch.Tensor]:
-        """To rank 0, which gets what every rank sends, in rank order."""
-        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        if self._group[0].rank() != 0:
-            return self._group[0].gather([], [sent], self._to_rank_0), sent
-        arrived = torch.empty(self._world, len(own), dtype=torch.uint8)
-        return self._group[0].gather([list(arrived)], [sent], self._to_rank_0), arrived
+    def _launch(self, own: bytes, to_all: bool) -> tuple[dist.Work, torch.Tensor]:
+        """Gathers what every rank has, in rank order, on all ranks or on rank 0 alone."""
+        group, takes = self._group[0], to_all or self._group[0].rank() == 0
+        arrived = torch.empty(self._world if takes else 0, len(own), dtype=torch.uint8)
+        rows, sent = [list(arrived)] if takes else [], [torch.frombuffer(bytearray(own), dtype=torch.uint8)]
+        return (group.allgather(rows, sent) if to_all else group.gather(rows, sent, self._to_rank_0)), arrived
 
     def _arrived(self, gathering: tuple[dist.Work, torch.Tensor]) -> list[bytes]:
         work, arrived = gathering

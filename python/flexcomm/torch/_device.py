@@ -13,23 +13,20 @@ import functools
 import logging
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core, Element, NotOnDeviceError, Place, Region, Round
+from flexcomm._core import Core, NotOnDeviceError, Place, Region
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._collectives import Carried, Launched, under
-from flexcomm.torch._exchange import DTYPES, Exchange
+from flexcomm.torch._exchange import TYPES, Buffers, Exchange, Pipeline
 
 if TYPE_CHECKING:
     from flexcomm.torch._bucket import BucketView
 
 logger = logging.getLogger("flexcomm")
-
-#: Element types that kernels take.
-TYPES = {dtype: element for element, dtype in DTYPES.items() if element != Element.Byte}
 
 #: Alignment of memory that a bucket borrows.
 _ALIGN = 256
@@ -50,6 +47,16 @@ _ASK_AGAIN = 100
 def no_memory(error: RuntimeError) -> bool:
     """Whether there was no memory of a device, or none of the host's that could be pinned, for which torch has no type."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
+class Room(NamedTuple):
+    """Bytes of a device."""
+
+    #: That this process could have if it gave back all that it has.
+    free: int
+    #: The most that its tensors have taken.
+    peak: int
+    total: int
 
 
 class Cuda:
@@ -76,14 +83,12 @@ class Cuda:
         return torch.empty(size, dtype=dtype, device=device)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Memory of the host that copies from the device need not wait for."""
+        """Bytes of the host that copies from the device need not wait for."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def memory(self, device: torch.device) -> tuple[int, int, int]:
-        """Bytes that this process could have there if it gave back all that it has, the most that its tensors have taken, and
-        all of the device's."""
+    def memory(self, device: torch.device) -> Room:
         free, total = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device), total
+        return Room(free + torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device), total)
 
     def to_pin(self) -> int:
         """Bytes of the host that this rank may pin: its share of half of what is available, since that is not swapped."""
@@ -142,24 +147,12 @@ def _point_at_nvrtc() -> None:
             return
 
 
-class OnDevice:
+class OnDevice(Pipeline):
     """A bucket's pipeline on the device, in one step. Messages that do not stay there travel from the host."""
 
     def __init__(self, core: Core, index: int, ready: _Ready, rates: list[float]) -> None:
-        self.core, self.index, self.ready = core, index, ready
-        self.first = core.begin_exchange(index, ready.buffer, rates, ready.place, TYPES[ready.buffer.dtype])
-
-    def next(self, arrived: torch.Tensor) -> Round:
-        return self.core.next_round(self.index, arrived, self.ready.place)
-
-    def finish(self, arrived: torch.Tensor) -> bool:
-        buffer, mean = self.ready.buffer, self.ready.mean
-        finite = self.core.finish_exchange(self.index, arrived, mean, self.ready.place)
-        if not finite:
-            buffer.fill_(float("nan"))
-        elif mean is not buffer:
-            buffer.copy_(mean)
-        return finite
+        super().__init__(core, index, ready.buffer, rates, source=ready.buffer, mean=ready.mean, place=ready.place)
+        self.ready = ready
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,8 +259,8 @@ class Device:
         self._nccl = "cuda:nccl" in str(dist.get_backend_config(group))
         self._by_stream = self._nccl and not _waits_block()
         self.clock = Clock(self._cuda, core.resolve)
-        self._buffers: dict[tuple[int, str], torch.Tensor] = {}
-        self._warned: set[tuple[str, str, str]] = set()
+        self._buffers = Buffers()
+        self._warned: set[str] = set()
         self._waits: torch.Tensor | None = None
         #: Steps until memory is asked for again, by bucket, and why there was none the first time.
         self._rests: dict[int, int] = {}
@@ -292,15 +285,12 @@ class Device:
 
     def host(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
         """A copy in float32 on the host, in memory that is kept."""
-        copy = self._kept(index, "host", buffer.numel(), torch.float32, "cpu")
-        return copy.copy_(buffer)
+        return self._buffers.exactly(index, "host", buffer.numel(), torch.float32).copy_(buffer)
 
-    def warn_once(self, buffer: torch.Tensor, strategy: str, why: str) -> None:
-        """Warns once that the host compresses, and why."""
-        warning = strategy, buffer.device.type, why
+    def warn_once(self, warning: str) -> None:
         if warning not in self._warned:
             self._warned.add(warning)
-            logger.warning("%s: buckets on %s are compressed on the host: %s", *warning)
+            logger.warning("%s", warning)
 
     def enter(self, buffer: torch.Tensor, compresses: bool) -> Mark | None:
         """Events of a bucket on a GPU, which begins on the current stream."""
@@ -330,13 +320,6 @@ class Device:
         if waits is not None:
             self._cuda.wait(waits)
 
-    def _kept(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        known = self._buffers.get((index, what))
-        if known is None or known.numel() != size or known.dtype != dtype:
-            known = torch.empty(size, dtype=dtype) if device == "cpu" else self._cuda.empty(size, dtype, device)
-            self._buffers[index, what] = known
-        return known
-
     def _ready(self, index: int, buffer: torch.Tensor) -> _Ready:
         """All memory of a bucket's step is asked for here, before anything of it is launched or sent: where there is too little,
         the host can still do all of it, and the other ranks see no difference."""
@@ -360,18 +343,13 @@ class Device:
 
     def _release(self, index: int) -> None:
         """Returns what a bucket was given on the device. The core does the same when the host compresses it."""
-        for key in [key for key in self._buffers if key[0] == index and key[1] != "host"]:
-            del self._buffers[key]
+        kept = self._buffers.kept
+        for key in [key for key in kept if key[0] == index and key[1] != "host"]:
+            del kept[key]
 
-    def _given(self, index: int, need: int, device: torch.device) -> torch.Tensor:
-        """Memory for a bucket, which the core keeps too for as long as the bucket lies in it."""
-        known = self._buffers.get((index, "given"))
-        if known is None or known.numel() != need or known.device != device:
-            known = self._buffers[index, "given"] = self._aligned(need, device)
-        return known
-
-    def _aligned(self, size: int, device: torch.device) -> torch.Tensor:
-        whole = self._cuda.empty(size + _ALIGN, torch.uint8, device)
+    def _aligned(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Bytes for the core, which keeps them too for as long as a bucket lies in them."""
+        whole = self._cuda.empty(size + _ALIGN, dtype, device)
         skip = -whole.data_ptr() % _ALIGN
         return whole[skip : skip + size]
 
@@ -398,10 +376,7 @@ class Device:
         self._core.shadow_on_host()
         self._looks.clear()
         self._found.clear()
-        warning = "a shadow trial", buffer.device.type, why
-        if warning not in self._warned:
-            self._warned.add(warning)
-            logger.warning("shadow trials look at copies on the host of buckets on %s: %s", *warning[1:])
+        self.warn_once(f"shadow trials look at copies on the host of buckets on {buffer.device.type}: {why}")
 
     def _look(self, index: int, buffer: torch.Tensor) -> None:
         _point_at_nvrtc()
@@ -412,7 +387,7 @@ class Device:
             values = self._cuda.empty(on.numel(), buffer.dtype, buffer.device)
             own = buffer.dtype == torch.float32
             floats = values if own else self._cuda.empty(on.numel(), torch.float32, buffer.device)
-            memory = self._aligned(needs.memory, buffer.device)
+            memory = self._aligned(needs.memory, torch.uint8, buffer.device)
             self._looks[index] = _Look(on, values, floats, memory)
             self._core.shadow_ready(index, place, memory)
         look = self._looks.get(index)
@@ -447,20 +422,26 @@ class Device:
 
     def _reserved(self, index: int, buffer: torch.Tensor) -> _Ready:
         _point_at_nvrtc()
-        place, device = self._cuda.place(buffer), buffer.device
+        place, device, kept = self._cuda.place(buffer), buffer.device, self._buffers.exactly
         needs = self._core.device_ready(index, place)
         if needs.memory:
-            needs = self._core.device_ready(index, place, self._given(index, needs.memory, device))
+            given = kept(index, "given", needs.memory, torch.uint8, device, self._aligned)
+            needs = self._core.device_ready(index, place, given)
         own = buffer.dtype == torch.float32
-        mean = buffer if own else self._kept(index, "mean", buffer.numel(), torch.float32, device)
-        message = _Message(
+        mean = buffer if own else kept(index, "mean", buffer.numel(), torch.float32, device, self._cuda.empty)
+        if not needs.block:
+            return _Ready(place, buffer, mean, None)
+
+        def pinned(size: int, **_: Any) -> torch.Tensor:
+            return self._cuda.pinned(size)
+
+        return _Ready(place, buffer, mean, _Message(
             needs.headers,
-            self._kept(index, "block", needs.block, torch.uint8, device),
-            self._kept(index, "blocks", needs.block * self._world, torch.uint8, device),
-            self._pinned(index, "headers", needs.headers * self._world),
-            self._pinned(index, "outcome", _OUTCOME_BYTES),
-        ) if needs.block else None
-        return _Ready(place, buffer, mean, message)
+            kept(index, "block", needs.block, torch.uint8, device, self._cuda.empty),
+            kept(index, "blocks", needs.block * self._world, torch.uint8, device, self._cuda.empty),
+            kept(index, "headers", needs.headers * self._world, torch.uint8, make=pinned),
+            kept(index, "outcome", _OUTCOME_BYTES, torch.uint8, make=pinned),
+        ))
 
     def gather(self, bucket: BucketView, there: OnDevice, outcome: Region, mark: Mark | None) -> Gathered:
         """Launches the allgather of a message that stays on the device, whose outcome lies there."""
@@ -470,19 +451,13 @@ class Device:
         block, arrived = message.block, message.blocks
         if not self._nccl:
             # Waits for the kernels: this backend reads memory of the host.
-            block = self._kept(index, "sent", size, torch.uint8, "cpu").copy_(block)
-            arrived = self._kept(index, "arrived", size * self._world, torch.uint8, "cpu")
+            block = self._buffers.exactly(index, "sent", size, torch.uint8).copy_(block)
+            arrived = self._buffers.exactly(index, "arrived", size * self._world, torch.uint8)
         self.clock.launch(mark)
         work = under(dist.all_gather_into_tensor(arrived, block, group=self._group, async_op=True))
         self.under_way(mark, work)
-        return Gathered(self, bucket, there, (arrived, _part(self._buffers[index, "given"], outcome)), (work, mark))
+        return Gathered(self, bucket, there, (arrived, _part(self._buffers.kept[index, "given"], outcome)), (work, mark))
 
     def will_wait(self, buffer: torch.Tensor) -> None:
         """:meth:`waits` is to wait for what was launched for a bucket."""
         self._waits = buffer
-
-    def _pinned(self, index: int, what: str, size: int) -> torch.Tensor:
-        known = self._buffers.get((index, what))
-        if known is None or known.numel() != size:
-            known = self._buffers[index, what] = self._cuda.pinned(size)
-        return known

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from flexcomm._core import Core, Element, How, Round
+from flexcomm._core import Core, Element, How, Place, Round
 from flexcomm.torch._clock import Mark
 from flexcomm.torch._collectives import Collectives, Launched
 
@@ -20,6 +20,11 @@ DTYPES = {
     Element.Byte: torch.uint8, Element.Float32: torch.float32, Element.Float16: torch.float16, Element.Bfloat16: torch.bfloat16,
 }
 
+#: Of gradients that pipelines take.
+TYPES = {dtype: element for element, dtype in DTYPES.items() if element != Element.Byte}
+
+HOST = torch.device("cpu")
+
 
 class Buffers:
     """Memory that is kept from step to step, by bucket and purpose."""
@@ -27,11 +32,14 @@ class Buffers:
     def __init__(self) -> None:
         self.kept: dict[tuple[int, str], torch.Tensor] = {}
 
-    def exactly(self, index: int, what: str, size: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+    def exactly(
+        self, index: int, what: str, size: int, dtype: torch.dtype, device: torch.device = HOST,
+        make: Callable[..., torch.Tensor] = torch.empty,
+    ) -> torch.Tensor:
+        """Asks `make` for it where there is none yet, or other memory."""
         known = self.kept.get((index, what))
-        if known is None or known.numel() != size or known.dtype != dtype or known.device.type != str(device):
-            known = torch.empty(size, dtype=dtype, device=device)
-            self.kept[index, what] = known
+        if known is None or known.numel() != size or known.dtype != dtype or known.device != device:
+            known = self.kept[index, what] = make(size, dtype=dtype, device=device)
         return known
 
     def at_least(self, index: int, what: str, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -119,35 +127,29 @@ class Half(Exchange):
         self._core.add_compression(time.perf_counter() - began, False)
 
 
-class Pipeline(Protocol):
-    """A bucket's in the core, on the host or on a device: after its beginning it goes on with what each round brought."""
+class Pipeline:
+    """A bucket's in the core: after its beginning it goes on with what each round brought. On the host, or by kernels at a place."""
 
-    first: Round
+    def __init__(
+        self, core: Core, index: int, buffer: torch.Tensor, rates: list[float], *,
+        source: torch.Tensor, mean: torch.Tensor, place: Place | None = None,
+    ) -> None:
+        """`source` is the gradient, `mean` takes what becomes of it in float32: the bucket's buffer, or copies where it is."""
+        self.core, self.index, self._place = core, index, place
+        self._buffer, self._mean = buffer, mean
+        self.first = core.begin_exchange(index, source, rates, place, TYPES[source.dtype])
 
     def next(self, arrived: torch.Tensor) -> Round:
         """After a round that is not the last."""
+        return self.core.next_round(self.index, arrived, self._place)
 
     def finish(self, arrived: torch.Tensor) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
-
-
-class OnHost:
-    """A bucket's pipeline on the host: on the bucket itself, or on a copy of one that lies on a device."""
-
-    def __init__(self, core: Core, bucket: BucketView, rates: list[float], copy: torch.Tensor | None = None) -> None:
-        self._core = core
-        self._index = bucket.index
-        self._buffer = bucket.buffer
-        self._here = bucket.buffer if copy is None else copy
-        self.first = core.begin_exchange(self._index, self._here, rates)
-
-    def next(self, arrived: torch.Tensor) -> Round:
-        return self._core.next_round(self._index, arrived)
-
-    def finish(self, arrived: torch.Tensor) -> bool:
-        finite = self._core.finish_exchange(self._index, arrived, self._here)
-        if self._here is not self._buffer:
-            self._buffer.copy_(self._here)
+        finite = self.core.finish_exchange(self.index, arrived, self._mean, self._place)
+        if not finite:
+            self._buffer.fill_(float("nan"))
+        elif self._mean is not self._buffer:
+            self._buffer.copy_(self._mean)
         return finite
 
 

@@ -8,11 +8,11 @@ import torch.distributed as dist
 
 from flexcomm._core import Core, FlexcommError, NotOnDeviceError, Transfer
 from flexcomm.torch._bucket import BucketView, Future, GradBucket
-from flexcomm.torch._clock import Clock, Mark
+from flexcomm.torch._clock import Mark
 from flexcomm.torch._collectives import Collectives
 from flexcomm.torch._control import Control
 from flexcomm.torch._device import Device
-from flexcomm.torch._exchange import Buffers, Exchange, Half, OnHost, Rounds
+from flexcomm.torch._exchange import Buffers, Exchange, Half, Pipeline, Rounds
 from flexcomm.torch._failures import Failures
 from flexcomm.torch._pass import NativePass, Pass
 from flexcomm.torch._tuner import Tuner
@@ -88,8 +88,8 @@ class Hook:
     ) -> None:
         # DDP looks for these on the hook; an instance has none.
         self.__name__ = self.__qualname__ = "flexcomm_hook"
-        self.core = self._core = core
-        self.tuner = self._tuner = tuner
+        self.core = core
+        self._tuner = tuner
         self._group = group
         # Not kept alive by this: DDP holds it.
         self._reducing = weakref.ref(dist.group.WORLD if group is None else group)
@@ -124,13 +124,13 @@ class Hook:
             view = self._new_view(index, bucket, buffer)
         if not view.direct:
             return self._other(view, self._enter(view))
-        transfer = self._core.enter(index, view.values, buffer.data_ptr())
+        transfer = self.core.enter(index, view.values, buffer.data_ptr())
         if transfer is not None or self._tuner is not None:
             return self._other(view, transfer)
         # What most steps are: dense, on the host. Every call counts here.
         exchange = view.in_place
         buffer.mul_(self._share)
-        self._core.launched(view.bytes)
+        self.core.launched(view.bytes)
         exchange.work = self._sum_in_place(buffer)
         self._pass.exchanges.append(exchange)
         if view.last:
@@ -162,9 +162,9 @@ class Hook:
         return future
 
     def _enter(self, view: BucketView) -> Transfer | None:
-        looks = view.on_device and self._core.watching()
+        looks = view.on_device and self.core.watching()
         seen = self.device.host(view.buffer, view.index) if looks else view.buffer
-        return self._core.enter(view.index, view.values, seen.data_ptr() if view.ours or looks else None, view.on_device)
+        return self.core.enter(view.index, view.values, seen.data_ptr() if view.ours or looks else None, view.on_device)
 
     def _begin(self, view: BucketView, transfer: Transfer | None) -> Exchange:
         """Chooses the kind of a bucket's exchange, and launches its first collective."""
@@ -174,14 +174,15 @@ class Hook:
         if transfer == Transfer.Rounds:
             return self._begin_on_host(view, mark)
         if transfer is not None:
-            payload = self._buffers.exactly(view.index, "dense", view.values, HALVES[transfer], view.buffer.device.type)
+            payload = self._buffers.exactly(view.index, "dense", view.values, HALVES[transfer], view.buffer.device)
             return Half(self._collectives, view, payload, mark)
         if not view.ours and not view.on_device:
             self._explain(view.buffer)
         return view.in_place.launch(self._collectives, mark)
 
     def _begin_on_host(self, view: BucketView, mark: Mark | None, copy: torch.Tensor | None = None) -> Exchange:
-        pipeline = OnHost(self._core, view, self._rates(view.ids), copy)
+        here = view.buffer if copy is None else copy
+        pipeline = Pipeline(self.core, view.index, view.buffer, self._rates(view.ids), source=here, mean=here)
         return Rounds(self._collectives, self._buffers, view, pipeline, mark)
 
     def _begin_on_device(self, view: BucketView, mark: Mark | None) -> Exchange:
@@ -192,21 +193,17 @@ class Hook:
                 return self.device.gather(view, there, there.first.outcome, mark)
             return Rounds(self._collectives, self._buffers, view, there, mark)
         except NotOnDeviceError as why:
-            self.device.warn_once(view.buffer, self._core.tick().strategy, str(why))
+            strategy, device = self.core.tick().strategy, view.buffer.device.type
+            self.device.warn_once(f"{strategy}: buckets on {device} are compressed on the host: {why}")
         return self._begin_on_host(view, mark, self.device.host(view.buffer, view.index))
 
     def _explain(self, buffer: torch.Tensor) -> None:
-        strategy = self._core.tick().strategy
-        if not strategy.startswith("none/"):
-            self._core.warn_once(
-                f"{strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "
+        tick = self.core.tick()
+        if not tick.dense:
+            self.core.warn_once(
+                f"{tick.strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "
                 "are exchanged as they are, on all ranks"
             )
-
-    @property
-    def clock(self) -> Clock:
-        """Of what runs on a GPU."""
-        return self.device.clock
 
     def _new_view(self, index: int, bucket: GradBucket, buffer: torch.Tensor) -> BucketView:
         """A tensor that was not shown before: another bucket, or DDP has rebuilt its buckets."""
@@ -216,7 +213,7 @@ class Hook:
                 "failed to exchange a sparse gradient: flexcomm needs dense ones; "
                 "make the model's Embedding layers with sparse=False"
             )
-        view = BucketView(self._core, self.device, bucket, buffer)
+        view = BucketView(self.core, self.device, bucket, buffer)
         self._lay_out(index, view.ids)
         if not self._fresh:
             self._views = {i: known for i, known in self._views.items() if i < index}
@@ -236,4 +233,4 @@ class Hook:
         # Later buckets are laid out anew in the core too.
         self._layouts = {i: known for i, known in self._layouts.items() if i < index}
         self._layouts[index] = ids
-        self._core.layout(index, numbers)
+        self.core.layout(index, numbers)

@@ -73,7 +73,7 @@ class Session:
         self._idle = False
         self._rates = Rates(agreed.parts.optimizer)
         self._trials = Trials(agreed.core, agreed.parts)
-        self._checkpoints = Checkpoints(agreed.core, agreed.named, (self._rank, self._world, agreed.group))
+        self._checkpoints = Checkpoints(agreed.core, agreed.named, agreed.group)
         self._registration = Registration(agreed.parts.model, self._make_hook(model), way_of(agreed, register))
         self._place(model)
         self._announce()
@@ -125,20 +125,20 @@ class Session:
 
     def _announce(self) -> None:
         """Logs what is not as it might be expected."""
-        settings, spec = self._agreed.settings, self._agreed.settings.named.spec
+        settings, named = self._agreed.settings, self._agreed.settings.named
         if settings.socket is None and self._rank == 0:
-            what = f"holding {settings.named.strategy}" if settings.fixed else "training dense"
-            if not settings.fixed and not settings.named.dense:
-                what = f"staying with {settings.named.strategy}"
+            what = f"holding {named.strategy}" if settings.fixed else "training dense"
+            if not settings.fixed and not named.dense:
+                what = f"staying with {named.strategy}"
             logger.warning(
                 "no agent: neither the argument socket nor FLEXCOMM_SOCKET names one; %s, no decisions arrive", what
             )
         elif settings.socket is None and self._agreed.has_agent:
             logger.info("no agent on this rank: it follows rank 0, and reports nothing")
-        if self._rank == 0 and spec is not None and _core.drops(spec):
+        if self._rank == 0 and named.drops:
             logger.warning(
                 "%s loses what a step does not send, which costs accuracy: add error feedback, as in %r",
-                spec, f"{spec}+ef(vanilla)",
+                named.spec, f"{named.spec}+ef(vanilla)",
             )
 
     @property
@@ -180,7 +180,7 @@ class Session:
     def _look_at_unused(self) -> None:
         """Warns once that the pass before had no optimizer's step, where that is neither known nor reported to the script otherwise."""
         expected = self._parts.optimizer is None or self._parts.scaler is not None or self._refused
-        if expected or self._idle or self._warned_of_unused or self._rank != 0 or "+ef(" not in self._core.state().strategy:
+        if expected or self._idle or self._warned_of_unused or self._rank != 0 or not self._core.state().error_feedback:
             return
         self._warned_of_unused = True
         logger.warning(
@@ -204,9 +204,9 @@ class Session:
         loss, self._loss = self._loss, None
         answers = self._control.end()
         hook = self._registration.hook()
-        change = self._core.finish(loss, None if hook is None else hook.clock.end(), answers)
+        change = self._core.finish(loss, None if hook is None else hook.device.clock.end(), answers)
         if hook is not None:
-            hook.clock.poll()
+            hook.device.clock.poll()
         if self._registration.way is Way.WRAPPED and self._core.wants_hook() and not in_backward():
             self._registration.register()
         self._trials.reserve(change)
@@ -258,12 +258,6 @@ class Session:
         """Begins shadow trials: gains of these strategies on this rank's gradients, without touching training."""
         self._refuse_closed("begin shadow trials")
         watched = [_arguments.strategy_of("a shadow", s) for s in _arguments.several("strategies", strategies, "strategies")]
-        wrong = next((w.strategy for w in watched if w.dense or "/art-" in w.strategy), None)
-        if wrong is not None:
-            raise ValueError(
-                f"{wrong!r} has no shadow here: dense loses nothing, and AR-Topk's shadows, which need samples of all ranks, follow "
-                "the controller's trials; give its compressor by allgather, for example 'topk@0.01/allgather'"
-            )
         self._registration.check()
         self._core.shadow([w.strategy for w in watched])
         self._registration.register_once()
@@ -357,7 +351,7 @@ class Session:
         _registry.remove(self, self._parts.model())
         hook = self._registration.hook()
         if hook is not None:
-            hook.clock.poll()
+            hook.device.clock.poll()
         self._control.close()
         self._core.close()
 

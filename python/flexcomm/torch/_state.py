@@ -44,29 +44,61 @@ def _logs_waiting() -> Iterator[None]:
 
 
 class Checkpoints:
-    """Of one session, `who` is its rank among how many of which group. Warns once of each thing that is done in a live trial."""
+    """Of one session. Warns once of each thing that is done in a live trial."""
 
-    def __init__(self, core: Core, named: Named, who: tuple[int, int, Any]) -> None:
+    def __init__(self, core: Core, named: Named, group: dist.ProcessGroup | None) -> None:
         self._core = core
         self._named = named
-        self._who = who
+        self._group = group
+        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
         self._warned_of_saving = self._warned_of_loading = False
 
     def save(self, consolidate: bool, in_trial: bool) -> dict[str, Any]:
+        """The state of this rank, or the mean over all ranks."""
         if in_trial and not self._warned_of_saving:
             self._warned_of_saving = True
             logger.warning(
                 "state_dict() in a live trial: this state, the model's and the optimizer's are those of the trial's candidate, which "
                 "training does not go on from. Save checkpoints where session.in_trial is False, at every so many of session.step"
             )
-        return save(self._core, self._named, self._who, consolidate)
+        named = self._named
+        residuals = {named[i][0]: _saved(values, named[i][1]) for i, values in self._core.residuals().items()}
+        if consolidate:
+            residuals = self._mean(residuals)
+        state = {"format": FORMAT, "world": self._world, "rank": -1 if consolidate else self._rank, "held_back": residuals}
+        pipelines = None if consolidate else self._core.pipelines()
+        if pipelines is not None:
+            buckets = [
+                ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8))
+                for ids, saved in pipelines.buckets
+            ]
+            strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
+            state["text"] = {"strategy": pipelines.compressor, "step": pipelines.step, "buckets": buckets, "strides": strides}
+        return state
 
-    def load(self, state: Any) -> None:
-        load(self._core, self._named, self._who[:2], state)
+    def _mean(self, residuals: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Over the ranks, of all parameters: another rank may have a residual where this one has none."""
+        wire, mean = _collectives.wire(self._group), {}
+        for number, (name, parameter) in enumerate(self._named):
+            total = residuals.get(name, torch.zeros(parameter.numel()))
+            there = total if wire is None else total.to(wire)
+            with contextlib.nullcontext() if number else _logs_waiting():
+                dist.all_reduce(there, group=self._group)
+                mean[name] = there.div_(self._world).cpu()
+        return mean
+
+    def check(self, state: Any) -> None:
+        """Refuses a state that is not this rank's of this model."""
+        _check(state, {name: parameter.numel() for name, parameter in self._named})
+        if state["rank"] >= 0 and (state["world"], state["rank"]) != (self._world, self._rank):
+            raise _refused(
+                f"it is of rank {state['rank']} of {state['world']}, this is rank {self._rank} of {self._world}; load each rank's "
+                "own, or save with state_dict(consolidate=True) to change the number of ranks"
+            )
 
     def check_in_trial(self, state: Any) -> None:
         """In place of loading: the trial would put back what was loaded."""
-        check(self._named, self._who[:2], state)
+        self.check(state)
         if not self._warned_of_loading:
             self._warned_of_loading = True
             logger.warning(
@@ -74,30 +106,27 @@ class Checkpoints:
                 "model's and the optimizer's state too. Load where session.in_trial is False"
             )
 
-
-def save(core: Core, named: Named, who: tuple[int, int, Any], consolidate: bool) -> dict[str, Any]:
-    """The state of this rank, or the mean over all ranks."""
-    rank, world, group = who
-    residuals = {named[number][0]: _saved(values, named[number][1]) for number, values in core.residuals().items()}
-    if consolidate:
-        # Every rank goes through all parameters: another rank may have a residual where this one has none.
-        wire = _collectives.wire(group)
-        for number, (name, parameter) in enumerate(named):
-            total = residuals.get(name, torch.zeros(parameter.numel()))
-            there = total if wire is None else total.to(wire)
-            with contextlib.nullcontext() if number else _logs_waiting():
-                dist.all_reduce(there, group=group)
-                residuals[name] = there.div_(world).cpu()
-    state = {"format": FORMAT, "world": world, "rank": -1 if consolidate else rank, "held_back": residuals}
-    pipelines = None if consolidate else core.pipelines()
-    if pipelines is not None:
-        buckets = [
-            ([named[i][0] for i in ids], torch.frombuffer(bytearray(saved), dtype=torch.uint8))
-            for ids, saved in pipelines.buckets
-        ]
-        strides = {name: list(p.stride()) for name, p in named if not p.is_contiguous()}
-        state["text"] = {"strategy": pipelines.compressor, "step": pipelines.step, "buckets": buckets, "strides": strides}
-    return state
+    def load(self, state: Any) -> None:
+        """Checks all of it, then replaces the residuals."""
+        self.check(state)
+        numbers = {name: i for i, (name, _) in enumerate(self._named)}
+        own = {numbers[n]: t.detach().to("cpu", torch.float32).contiguous() for n, t in state["held_back"].items()}
+        if state["format"] >= _BY_INDEX:
+            own = {i: _layout.flat(t, self._named[i][1]) for i, t in own.items()}
+        saved, text = None, state.get("text")
+        if text and (other := _laid_out_otherwise(self._named, text.get("strides"))):
+            logger.warning(
+                "the state was saved where parameter %s lay in memory in another order: the residuals go on, momenta and "
+                "warm starts begin anew", other
+            )
+        elif text:
+            buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
+            saved = Pipelines(text["strategy"], text["step"], buckets)
+        if not self._core.set_residuals(own, saved) and saved:
+            logger.warning(
+                "the state is of strategy %s, another is in force: the residuals go on, momenta and warm starts begin "
+                "anew", saved.compressor
+            )
 
 
 def _saved(values: bytes, parameter: torch.Tensor) -> torch.Tensor:
@@ -106,41 +135,6 @@ def _saved(values: bytes, parameter: torch.Tensor) -> torch.Tensor:
         # Which torch makes no tensor of.
         return torch.zeros(0)
     return _layout.shaped(torch.frombuffer(bytearray(values), dtype=torch.float32), parameter).reshape(-1)
-
-
-def check(named: Named, who: tuple[int, int], state: Any) -> None:
-    """Refuses a state that is not this rank's of this model."""
-    rank, world = who
-    _check(state, {name: parameter.numel() for name, parameter in named})
-    if state["rank"] >= 0 and (state["world"], state["rank"]) != (world, rank):
-        raise _refused(
-            f"it is of rank {state['rank']} of {state['world']}, this is rank {rank} of {world}; load each rank's own, or save "
-            "with state_dict(consolidate=True) to change the number of ranks"
-        )
-
-
-def load(core: Core, named: Named, who: tuple[int, int], state: Any) -> None:
-    """Checks all of it, then replaces the residuals."""
-    check(named, who, state)
-    numbers = {name: i for i, (name, _) in enumerate(named)}
-    own = {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in state["held_back"].items()}
-    if state["format"] >= _BY_INDEX:
-        own = {n: _layout.flat(t, named[numbers[n]][1]) for n, t in own.items()}
-    saved, text = None, state.get("text")
-    if text and (other := _laid_out_otherwise(named, text.get("strides"))):
-        logger.warning(
-            "the state was saved where parameter %s lay in memory in another order: the residuals go on, momenta and "
-            "warm starts begin anew", other
-        )
-    elif text:
-        buckets = [([numbers[n] for n in names], bits.cpu().numpy().tobytes()) for names, bits in text["buckets"]]
-        saved = Pipelines(text["strategy"], text["step"], buckets)
-    goes_on = core.set_residuals({numbers[n]: t for n, t in own.items()}, saved)
-    if saved and not goes_on:
-        logger.warning(
-            "the state is of strategy %s, another is in force: the residuals go on, momenta and warm starts begin "
-            "anew", saved.compressor
-        )
 
 
 def _laid_out_otherwise(named: Named, strides: Mapping[str, Any] | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import logging
-from typing import Any, Callable, Generator, Generic, Iterable, Iterator, Sized, TypeVar, cast
+from typing import Any, Callable, Generator, Generic, Iterable, Iterator, NamedTuple, Sized, TypeVar, cast
 
 import torch
 
@@ -80,6 +80,14 @@ def _piecewise(batch: Any) -> tuple[Any, list[str]]:
     return batch, [type(batch).__name__]
 
 
+class _Fetched(NamedTuple):
+    """A batch, with the generators before and after it was fetched."""
+
+    batch: Any
+    before: Random
+    after: Random
+
+
 class _Prefetched:
     """Batches that were fetched ahead by a trial, each with the generators before and after it was fetched: training
     goes through them later, and finds the generators where it would have left them."""
@@ -87,7 +95,7 @@ class _Prefetched:
     def __init__(self, source: Iterator[Any], generators: tuple[torch.Generator, ...]) -> None:
         self._source = source
         self._generators = generators
-        self._batches: collections.deque[tuple[Any, Random, Random]] = collections.deque()
+        self._batches: collections.deque[_Fetched] = collections.deque()
         self._exhausted = False
         self._warned_of_random = False
         self._shared = False
@@ -101,13 +109,13 @@ class _Prefetched:
         except StopIteration:
             self._exhausted = True
             return False
-        self._batches.append((batch, before, Random(self._generators)))
+        self._batches.append(_Fetched(batch, before, Random(self._generators)))
         return True
 
     def any(self) -> bool:
         """Whether there is a batch for a trial. Generators stay where they are: the snapshot comes next."""
         if not self._batches and self._fetch():
-            self._batches[0][1].restore()
+            self._batches[0].before.restore()
         return bool(self._batches)
 
     def next(self) -> tuple[bool, Any]:
@@ -136,13 +144,13 @@ class _Prefetched:
         round."""
         while position >= len(self._batches) and self._fetch():
             pass
-        batch, _, after = self._batches[position % len(self._batches)]
-        batch, shared = _copied(batch)
+        fetched = self._batches[position % len(self._batches)]
+        batch, shared = _copied(fetched.batch)
         if shared and not self._shared:
             self._shared = True
             logger.warning("live trials use batches' own %s, of which there is no copy: do not change them", _some(shared))
         if position < len(self._batches):
-            after.restore()
+            fetched.after.restore()
         return batch
 
 

@@ -443,7 +443,7 @@ def codec_fails(rank, strategy):
     def run(steps):
         for step in range(10):
             if step == 7 and rank == 2:
-                session.hook._core = Short(session.hook._core)
+                session.hook.core = Short(session.hook.core)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
             optimizer.step()

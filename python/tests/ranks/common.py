@@ -82,8 +82,8 @@ class Short:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def begin_exchange(self, index: int, gradient: torch.Tensor, rates: list[float]) -> Any:
-        return self._core.begin_exchange(index, gradient[:-1], rates)
+    def begin_exchange(self, index: int, gradient: torch.Tensor, *others: Any) -> Any:
+        return self._core.begin_exchange(index, gradient[:-1], *others)
 
 
 @contextlib.contextmanager

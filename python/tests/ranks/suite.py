@@ -105,7 +105,7 @@ def run(rank: int, name: str, suite: dict[str, Any]) -> dict[str, Any]:
         if rank == suite["fails"]["rank"]:
             job.fails = how
             if how == "codec":
-                job.session.hook._core = Short(job.session.hook._core)
+                job.session.hook.core = Short(job.session.hook.core)
         try:
             job.train(2)
         except RuntimeError as error:
