@@ -56,106 +56,84 @@ impl<'a> BitWriter<'a> {
 #[derive(Debug, Clone)]
 pub struct BitReader<'a> {
     bytes: &'a [u8],
-    pending: u64,
-    count: u32,
+    /// Bits that were read.
+    at: usize,
 }
 
 impl<'a> BitReader<'a> {
     /// All of these bytes.
     pub const fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, pending: 0, count: 0 }
+        Self { bytes, at: 0 }
     }
 
     /// Bits not read yet, padding included.
     pub const fn left(&self) -> u64 {
-        self.bytes.len() as u64 * 8 + self.count as u64
-    }
-
-    /// At least 57 bits pending, or all there are.
-    fn refill(&mut self) {
-        if let Some((word, _)) = self.bytes.split_first_chunk::<8>()
-            && self.count < 64
-        {
-            let whole = (63 - self.count) / 8;
-            self.pending |= u64::from_le_bytes(*word) << self.count;
-            self.count += 8 * whole;
-            self.pending &= if self.count == 64 { u64::MAX } else { (1 << self.count) - 1 };
-            self.bytes = &self.bytes[whole as usize..];
-            return;
-        }
-        while self.count <= 56
-            && let Some((byte, rest)) = self.bytes.split_first()
-        {
-            self.pending |= u64::from(*byte) << self.count;
-            self.count += 8;
-            self.bytes = rest;
-        }
+        (self.bytes.len() * 8 - self.at) as u64
     }
 
     /// The next `width` bits, the first one lowest; width at most 56.
     pub fn get(&mut self, what: &'static str, width: u32) -> Result<u64, ReadError> {
         debug_assert!(width <= 56, "width {width}");
-        if self.count < width {
-            self.refill();
-            if self.count < width {
-                return Err(ReadError::End { what, wanted: u64::from(width).div_ceil(8), left: self.bytes.len() });
-            }
+        let (bits, count) = self.peek();
+        if count < width {
+            let (wanted, left) = (u64::from(width).div_ceil(8), count as usize / 8);
+            return Err(ReadError::End { what, wanted, left });
         }
-        let value = self.pending & ((1 << width) - 1);
-        self.pending >>= width;
-        self.count -= width;
-        Ok(value)
+        self.skip(width);
+        Ok(bits & ((1 << width) - 1))
     }
 
     /// The next bits, the first one lowest, and how many of them there are: at least 57, or all that are left.
     #[inline(always)]
-    pub fn peek(&mut self) -> (u64, u32) {
-        if self.count < 57 {
-            self.refill();
+    pub fn peek(&self) -> (u64, u32) {
+        let (rest, read) = (&self.bytes[self.at / 8..], self.at as u32 % 8);
+        match rest.first_chunk() {
+            Some(word) => (u64::from_le_bytes(*word) >> read, u64::BITS - read),
+            None => Self::last(rest, read),
         }
-        (self.pending, self.count)
+    }
+
+    /// Of the last bytes, fewer than 8.
+    #[cold]
+    fn last(rest: &[u8], read: u32) -> (u64, u32) {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        (u64::from_le_bytes(word) >> read, 8 * rest.len() as u32 - read)
     }
 
     /// Leaves out bits that were peeked at.
     #[inline(always)]
     pub fn skip(&mut self, width: u32) {
-        debug_assert!(width <= self.count && width < 64, "{width} of {}", self.count);
-        self.pending >>= width;
-        self.count -= width;
+        debug_assert!(u64::from(width) <= self.left(), "{width} of {}", self.left());
+        self.at += width as usize;
     }
 
     /// How many zeros come before the next one, which is read too; more than `most` are refused.
     pub fn zeros(&mut self, what: &'static str, most: u32) -> Result<u32, ReadError> {
         let mut zeros = 0;
         loop {
-            if self.count == 0 {
-                self.refill();
-            }
-            if self.count == 0 {
+            let (bits, count) = self.peek();
+            if count == 0 {
                 return Err(ReadError::End { what, wanted: 1, left: 0 });
             }
-            let run = self.pending.trailing_zeros().min(self.count);
+            let run = bits.trailing_zeros().min(count);
             zeros += run;
             if zeros > most {
                 return Err(ReadError::field(what, zeros, "too many zeros in a row"));
             }
-            if run < self.count {
-                self.pending >>= run;
-                self.pending >>= 1;
-                self.count -= run + 1;
+            self.skip(if run < count { run + 1 } else { run });
+            if run < count {
                 return Ok(zeros);
             }
-            (self.pending, self.count) = (0, 0);
         }
     }
 
     /// Whether only padding is left: fewer than 8 bits, all 0.
     pub fn finish(self, what: &'static str) -> Result<(), ReadError> {
-        let left = self.left();
+        let (padding, left) = (self.peek().0, self.left());
         if left >= 8 {
             return Err(ReadError::Trailing((left / 8) as usize));
         }
-        let padding = self.pending | self.bytes.first().map_or(0, |b| u64::from(*b));
         if padding == 0 { Ok(()) } else { Err(ReadError::field(what, padding, "padding must be 0")) }
     }
 }

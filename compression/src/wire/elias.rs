@@ -66,14 +66,25 @@ pub const fn first_gamma(bits: u64) -> (u64, u32) {
 
 /// The same of a delta code.
 #[inline(always)]
-pub const fn first_delta(bits: u64) -> (u64, u32) {
-    let (length, width) = first_gamma(bits);
-    if length > 32 || width > 32 {
-        return (1, u64::BITS + 1);
-    }
-    let length = length as u32 - 1;
-    (1 << length | high_first(bits >> width, length), width + length)
+pub fn first_delta(bits: u64) -> (u64, u32) {
+    let [length, width] = LENGTHS[bits as usize & 127].map(u32::from);
+    // A one in front of the bits after the first is that first one.
+    ((bits.wrapping_shr(width) << 1 | 1).reverse_bits() >> (63 - length), width + length)
 }
+
+/// The number of bits that a delta code gives first, less 1, and the width of that: by the next seven bits. With more than
+/// three zeros in front it is a longer one, of which the width leaves none for others.
+static LENGTHS: [[u8; 2]; 128] = {
+    let (mut lengths, mut bits) = ([[0, 65]; 128], 1);
+    while bits < 128 {
+        let (length, width) = first_gamma(bits as u64);
+        if width <= 7 {
+            lengths[bits] = [length as u8 - 1, width as u8];
+        }
+        bits += 1;
+    }
+    lengths
+};
 
 impl BitWriter<'_> {
     /// Gamma: as many zeros as the number has bits after its first, then the number. From 1 to 2^49 − 1.

@@ -1,8 +1,8 @@
 //! Codes of what is not 0 by Elias (QSGD, section 3.1, Code_s): per value that is not 0 its distance from the one before (the
 //! first counts from −1), a sign bit and the magnitude of its level; at last the distance to n.
 
-use super::levels::Rule;
-use crate::codec::ReadError;
+use super::levels::{BLOCK, Rule};
+use crate::codec::{ReadError, Target};
 use crate::kernels::by_width;
 use crate::wire::{BitReader, BitWriter, Code, delta_bits, first_delta, first_gamma, gamma_bits};
 
@@ -117,10 +117,10 @@ pub(super) const SPAN_BYTES: usize = SPAN * (delta_bits(u32::MAX as u64) + 1 + g
 impl Packed<'_> {
     /// Which of Elias' codes takes fewer bits, and about how many, by what some spans hold.
     pub(super) fn estimate(self) -> (Elias, u64) {
-        let (mut seen, mut others) = (0, 0);
+        let (mut seen, mut others) = (0, 0u64);
         for at in (0..self.n).step_by((self.n / SPAN / SAMPLES).max(1) * SPAN) {
             seen += SPAN.min(self.n - at) as u64;
-            by_width!(self.width, each_level(self, at, |_, _| others += 1));
+            others += by_width!(self.width, count(self, at));
         }
         let gap = (seen / others.max(1)).max(1);
         let elias = if gap < FAR { Elias::Gamma } else { Elias::Delta };
@@ -135,24 +135,36 @@ impl Packed<'_> {
 }
 
 fn code<const W: u32>(packed: Packed<'_>, elias: Elias, most: usize, mut bits: BitWriter<'_>) -> bool {
-    let Tables { distances, levels } = elias.tables();
-    let mut before = 0;
-    for at in (0..packed.n).step_by(SPAN) {
+    let (Tables { distances, levels }, mask) = (elias.tables(), u64::MAX >> (64 - W));
+    let (mut before, mut busy) = (0, [Group::default(); SPAN / 8]);
+    for first in (0..packed.n).step_by(SPAN) {
         if bits.bytes() > most {
             return false;
         }
-        each_level::<W>(packed, at, |at, level| {
-            let (place, level) = (at as u64 + 1, levels[(level + MOST as i32) as usize]);
-            let code = match distances.get((place - before) as usize) {
-                Some(distance) => distance.then(level),
-                None => {
-                    elias.put(&mut bits, place - before);
-                    level
-                }
-            };
-            bits.put(code.bits, code.width);
-            before = place;
-        });
+        // Groups without another code than that of 0 are left out first: as branches of the same loop they would be guessed
+        // wrong too often.
+        let mut count = 0;
+        for group in groups::<W>(packed, first) {
+            busy[count] = group;
+            count += usize::from(group.others != 0);
+        }
+        for Group { at, codes, mut others } in busy[..count].iter().copied() {
+            while others != 0 {
+                let lane = others.trailing_zeros() / W;
+                others &= !(mask << (lane * W));
+                let place = u64::from(at + lane) + 1;
+                let level = levels[(codes >> (lane * W) & mask) as usize + MOST - usize::from(packed.zero)];
+                let code = match distances.get((place - before) as usize) {
+                    Some(distance) => distance.then(level),
+                    None => {
+                        elias.put(&mut bits, place - before);
+                        level
+                    }
+                };
+                bits.put(code.bits, code.width);
+                before = place;
+            }
+        }
     }
     elias.put(&mut bits, packed.n as u64 + 1 - before);
     let bytes = bits.bytes();
@@ -160,28 +172,52 @@ fn code<const W: u32>(packed: Packed<'_>, elias: Elias, most: usize, mut bits: B
     bytes <= most
 }
 
-/// Place and level of each code of a span from `first` on that is not 0. W is the width.
+/// How many codes of a span from `first` on are not 0.
+fn count<const W: u32>(packed: Packed<'_>, first: usize) -> u64 {
+    let lowest = lanes::<W>(1);
+    let any = |others: u64| (1..W).fold(others, |any, bit| any | others >> bit) & lowest;
+    groups::<W>(packed, first).map(|group| u64::from(any(group.others).count_ones())).sum()
+}
+
+/// A word of codes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Group {
+    /// Place of the first.
+    at: u32,
+    codes: u64,
+    /// Bits that differ from those of zeros.
+    others: u64,
+}
+
+/// Codes of W bits in a word: as many as it holds, or as fill bytes.
+const fn group_len(width: u32) -> u32 {
+    if 64 % width == 0 { 64 / width } else { 8 }
+}
+
+/// The same code in all lanes of a word.
+const fn lanes<const W: u32>(code: u64) -> u64 {
+    let (mut word, mut lane) = (0, 0);
+    while lane < group_len(W) {
+        word |= code << (lane * W);
+        lane += 1;
+    }
+    word
+}
+
+/// The codes of a span from `first` on.
 #[inline(always)]
-fn each_level<const W: u32>(packed: Packed<'_>, first: usize, mut see: impl FnMut(usize, i32)) {
-    let (n, zero, code) = (packed.n, packed.zero, u64::MAX >> (64 - W));
-    // A whole word of them, or as many as fill bytes.
-    let lanes = if 64 % W == 0 { 64 / W } else { 8 };
-    let zeros = (0..lanes).fold(0, |zeros, lane| zeros | u64::from(zero) << (lane * W));
-    for at in (first..n.min(first + SPAN)).step_by(lanes as usize) {
+fn groups<const W: u32>(packed: Packed<'_>, first: usize) -> impl Iterator<Item = Group> {
+    let (n, zeros) = (packed.n, lanes::<W>(u64::from(packed.zero)));
+    (first..n.min(first + SPAN)).step_by(group_len(W) as usize).map(move |at| {
         let bytes = &packed.bytes[at / 8 * W as usize..];
         let word = bytes.first_chunk().copied().unwrap_or_else(|| {
             let mut last = [0; 8];
             last[..bytes.len()].copy_from_slice(bytes);
             last
         });
-        let (word, here) = (u64::from_le_bytes(word), lanes.min((n - at) as u32));
-        let mut others = (word ^ zeros) & (u64::MAX >> (64 - here * W));
-        while others != 0 {
-            let lane = others.trailing_zeros() / W;
-            see(at + lane as usize, (word >> (lane * W) & code) as i32 - i32::from(zero));
-            others &= !(code << (lane * W));
-        }
-    }
+        let (codes, here) = (u64::from_le_bytes(word), group_len(W).min((n - at) as u32));
+        Group { at: at as u32, codes, others: (codes ^ zeros) & (u64::MAX >> (64 - here * W)) }
+    })
 }
 
 /// What codes stand for, bucket by bucket.
@@ -196,15 +232,20 @@ pub(super) struct Decoder<R, S> {
 }
 
 impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
-    /// `out += relative * step`.
-    pub(super) fn add(mut self, elias: Elias, mut bits: BitReader<'_>, out: &mut [f32]) -> Result<(), ReadError> {
+    /// `relative * step` of each, and zeros between.
+    pub(super) fn add(mut self, elias: Elias, mut bits: BitReader<'_>, target: Target<'_>) -> Result<(), ReadError> {
+        let Target { out, fresh, .. } = target;
         let (mut place, end) = (0, out.len() as u64 + 1);
-        let (mut opened, mut step) = (0, 0.0);
+        let (mut opened, mut step, mut cleared) = (0, 0.0, if fresh { 0 } else { out.len() });
         let [below, above] = [self.zero, self.most - self.zero].map(u64::from);
         loop {
             let (word, count) = bits.peek();
             let (mut gap, gap_bits) = elias.first(word);
-            let (mut level, level_bits) = elias.first(word.checked_shr(gap_bits + 1).unwrap_or(0));
+            // Most levels are 1, the shortest code: to guess that waits for no other bits.
+            let (mut level, level_bits) = match word.wrapping_shr(gap_bits + 1) {
+                one if one & 1 == 1 => (1, 1),
+                other => elias.first(other),
+            };
             let width = gap_bits + 1 + level_bits;
             let negative = if width < count && place + gap < end {
                 bits.skip(width);
@@ -228,12 +269,18 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
                 step = self.steps.next().unwrap_or(0.0);
                 opened += self.bucket;
             }
+            // Block by block, which then are in the first-level cache.
+            if cleared <= at {
+                let from = std::mem::replace(&mut cleared, out.len().min(at / BLOCK * BLOCK + BLOCK));
+                out[from..cleared].fill(0.0);
+            }
             let code = if negative { self.zero - level as u8 } else { self.zero + level as u8 };
             out[at] += self.rule.relative(code) * step;
         }
         if place > end {
             return Err(ReadError::field("distance", place, "it leads beyond the end"));
         }
+        out[cleared..].fill(0.0);
         bits.finish("codes")
     }
 }

@@ -330,12 +330,12 @@ impl<R: Rule> Bucketed<R> {
         elias: Elias,
         from: &mut Reader<'_>,
         (steps, rule): (impl Iterator<Item = f32>, R),
-        out: &mut [f32],
+        target: Target<'_>,
     ) -> Result<(), ReadError> {
         let (most, zero) = (self.scheme.levels() - 1, self.scheme.zero().unwrap_or(0));
         let length = from.u32("bytes of codes")? as usize;
         let bits = from.bits("codes", length)?;
-        Decoder { rule, zero, most: most as u8, bucket: self.bucket, steps }.add(elias, bits, out)
+        Decoder { rule, zero, most: most as u8, bucket: self.bucket, steps }.add(elias, bits, target)
     }
 
     /// Which of Elias' codes follow norms of which the first is `first`; none where codes are packed.
@@ -367,11 +367,8 @@ impl<R: Rule> Bucketed<R> {
             for norm in norms.clone() {
                 multiplier(scale, (norm, self.scheme.step(norm)), most)?;
             }
-            if FRESH {
-                out.fill(0.0);
-            }
-            let steps = norms.map(|norm| scale * self.scheme.step(norm));
-            return self.read_elias(elias, from, (steps, self.scheme.rule(0.0, random)), out);
+            let (steps, rule) = (norms.map(|norm| scale * self.scheme.step(norm)), self.scheme.rule(0.0, random));
+            return self.read_elias(elias, from, (steps, rule), Target { scale, out, fresh: FRESH });
         }
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;

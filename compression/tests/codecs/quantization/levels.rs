@@ -250,7 +250,7 @@ fn sparse_codes_by_hand() {
             .to_string()
     };
     assert_eq!(refused(4, 3), "read coding = 3: no such coding");
-    assert_eq!(refused(5, 4), "read 2 bytes of distance: 0 are left");
+    assert_eq!(refused(5, 4), "read 2 bytes of distance: 1 are left");
     assert_eq!(refused(13, sent[13] | 2), "read distance = 5003: it leads beyond the end");
 }
 
