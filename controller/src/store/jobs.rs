@@ -1,6 +1,6 @@
 //! Jobs and their ranks.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version};
+use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version, words};
 use flexcomm_wire::api::JobPolicy;
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
@@ -9,7 +9,6 @@ use sqlx::sqlite::SqliteRow;
 use super::statement::{column, row, sql};
 use super::write::Transaction;
 use super::{Result, Store, StoreError, decisions, json, trials};
-use crate::labels::labels;
 use crate::limits::{MAX_JOBS, RUNS};
 use crate::policy::{self, Kinds};
 
@@ -44,7 +43,7 @@ pub struct JobRow {
     pub accuracy: Option<f64>,
 }
 
-labels! {
+words! {
     /// How a run ended.
     pub enum End {
         /// Every rank said goodbye.
