@@ -9,7 +9,6 @@ use super::worker::{Asked, Event, Job, Message, Worker};
 use anyhow::{Context, Result, bail};
 use flexcomm_compression::methods;
 use flexcomm_domain::spec::{self, CompressorSpec};
-use signal_hook::{consts::SIGINT, flag};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,9 +96,6 @@ pub struct Args {
 /// What training runs most: selection with error feedback, of which a table of names alone would have no row.
 const FED_BACK: &str = "topk(k=0.01)+ef(vanilla)";
 
-/// Exit status after Ctrl-C, as shells have it.
-const INTERRUPTED: i32 = 130;
-
 /// Strategies' texts.
 #[derive(Debug, Clone)]
 struct Methods(Vec<String>);
@@ -152,12 +148,14 @@ pub fn run(args: Args) -> Result<()> {
     }
     let all = methods.len() * args.n.len() * args.distributions.len();
     let output = Output::new(args.json, &methods, plot, all)?;
-    let mut run = Run { args, methods, python, output, slow: BTreeMap::new(), stop: stop_flag()? };
+    // What there is is shown after the first Ctrl-C.
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let mut run = Run { args, methods, python, output, slow: BTreeMap::new(), stop };
     run.cases()?;
     let stopped = run.stop.load(Ordering::Relaxed);
     run.output.finish(stopped)?;
     if stopped {
-        std::process::exit(INTERRUPTED);
+        std::process::exit(flexcomm_signals::INTERRUPTED);
     }
     Ok(())
 }
@@ -281,12 +279,4 @@ impl Run {
 
 fn skipped(job: &Job, method: &Asked, reason: String) -> Skipped {
     Skipped::new((method, job.n), (job.dtype, job.distribution), reason)
-}
-
-/// Set by Ctrl-C: what there is is shown. A second one ends at once.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::<AtomicBool>::default();
-    flag::register_conditional_shutdown(SIGINT, INTERRUPTED, stop.clone())?;
-    flag::register(SIGINT, stop.clone())?;
-    Ok(stop)
 }

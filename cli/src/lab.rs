@@ -171,7 +171,7 @@ fn new_folder() -> Result<PathBuf> {
 fn run_up(up: Up) -> Result<()> {
     let mut plan = plan(&up).map_err(|why| crate::BadArgument(format!("{why:#}")))?;
     // So that the cluster is taken down in order.
-    let stop = crate::signals::stop()?;
+    let stop = flexcomm_signals::stop().context("watch for Ctrl-C")?;
     let lab = flexcomm_lab::host::prepare(HostOptions { backend: up.backend, listen: up.listen })?;
     let out = match up.out {
         None => new_folder()?,

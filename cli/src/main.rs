@@ -28,7 +28,6 @@ mod lab;
 mod plan;
 mod probe;
 mod repeats;
-mod signals;
 
 /// Keeps data-parallel training at the best compression ratio and collective while the network changes.
 #[derive(Parser)]

@@ -13,7 +13,6 @@ mod doubts;
 mod echoes;
 mod grants;
 mod intervals;
-mod labels;
 mod limits;
 mod links;
 mod measure;

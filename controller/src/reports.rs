@@ -1,10 +1,10 @@
 //! Why reports are rejected. One that is carries a [`Reason`], is counted and acknowledged, so that the agent does not
 //! send it for ever; the others of its batch are stored.
 
-use crate::labels::labels;
+use flexcomm_domain::words;
 use flexcomm_wire::BadValue;
 
-labels! {
+words! {
     /// Why a report was rejected; the label of `flexcomm_rejected_reports_total`.
     pub enum Reason {
         /// Not a report of this protocol: a field is missing, of another type, or NaN (null in JSON).

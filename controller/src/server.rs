@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-use crate::labels::labels;
 use crate::limits::{DESCRIPTORS, HEADER_BYTES, HEADER_TIMEOUT, OTHER_DESCRIPTORS, UNREAD_TIMEOUT};
 
 /// After an error of accept, as without descriptors: it would fail again at once.
@@ -122,7 +121,7 @@ fn source(ip: IpAddr) -> IpAddr {
 #[derive(Debug, Default)]
 struct Open(Mutex<HashMap<IpAddr, usize>>);
 
-labels! {
+flexcomm_domain::words! {
     /// Which limit a connection is beyond.
     enum Full {
         Source = "source",

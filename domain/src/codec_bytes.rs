@@ -60,7 +60,7 @@ impl CodecBytes {
         };
         for (what, value) in [("codec's index bytes per value", each), ("codec's value bytes per value", value_bytes)] {
             if !(0.0..=MAX_BYTES_PER_VALUE).contains(&value) {
-                return Err(Invalid::Range { what, value, allowed: "0 to 64" });
+                return Err(Invalid::Range { what, value, allowed: "0 to 64".into() });
             }
         }
         Ok(Self { header_bytes, indices, value_bytes, rounds: 1 })
@@ -70,7 +70,7 @@ impl CodecBytes {
     pub fn in_rounds(self, rounds: u32) -> Result<Self, Invalid> {
         if !(1..=MAX_ROUNDS).contains(&rounds) {
             let value = f64::from(rounds);
-            return Err(Invalid::Range { what: "codec's number of rounds", value, allowed: "1 to 16" });
+            return Err(Invalid::Range { what: "codec's number of rounds", value, allowed: "1 to 16".into() });
         }
         Ok(Self { rounds, ..self })
     }

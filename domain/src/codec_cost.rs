@@ -20,7 +20,7 @@ impl CodecCost {
     pub fn new(value_s: f64, kept_s: f64) -> Result<Self, Invalid> {
         for (what, value) in [("codec's time per value", value_s), ("codec's time per kept value", kept_s)] {
             if !(0.0..=Self::MOST_S).contains(&value) {
-                return Err(Invalid::Range { what, value, allowed: "0 to 0.001 s" });
+                return Err(Invalid::Range { what, value, allowed: "0 to 0.001 s".into() });
             }
         }
         Ok(Self { value_s, kept_s })

@@ -42,7 +42,7 @@ pub enum Invalid {
         /// The value as given.
         value: f64,
         /// The allowed range in words.
-        allowed: &'static str,
+        allowed: String,
     },
     /// A text that does not name anything known or breaks the rules for names.
     #[error("{what} {value:?} is not valid: {allowed}")]
@@ -60,7 +60,7 @@ pub enum Invalid {
 }
 
 /// A number of any size in a few characters: nobody counts 300 zeros.
-fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     let plain = value == 0.0 || !value.is_finite() || (1e-6..1e12).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }

@@ -46,7 +46,7 @@ impl LinkMatrix {
     /// Builds from a function of (from, to).
     pub fn from_fn(n: usize, mut link: impl FnMut(usize, usize) -> Link) -> Result<Self, Invalid> {
         if n == 0 || n > MAX_RANKS {
-            return Err(Invalid::Range { what: "number of ranks", value: n as f64, allowed: "1 to 4096" });
+            return Err(Invalid::Range { what: "number of ranks", value: n as f64, allowed: "1 to 4096".into() });
         }
         let links = (0..n * n).map(|i| link(i / n, i % n)).collect();
         Ok(Self { n, links })

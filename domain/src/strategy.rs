@@ -1,8 +1,8 @@
 //! What can be chosen: a compressor with its parameters and memory, and how its messages travel.
 
 use crate::spec::{CompressorSpec, Family, SpecError, Travels, ValueType};
-use crate::text::{serde_as_text, words};
-use crate::{CompressionRatio, Digest, Invalid};
+use crate::text::serde_as_text;
+use crate::{CompressionRatio, Digest, Invalid, words};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -13,7 +13,7 @@ macro_rules! named_enum {
         words! {
             $(#[$doc])*
             #[derive(Serialize, Deserialize)]
-            $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant = $text),+ }
+            pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant = $text),+ }
         }
 
         impl fmt::Display for $name {

@@ -18,12 +18,13 @@ macro_rules! serde_as_text {
 }
 pub(crate) use serde_as_text;
 
-/// An enum whose values are words in texts.
+/// An enum whose values each have a word, by which texts name them and by which they are stored, counted and shown.
+#[macro_export]
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $visibility:vis enum $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $name {
+        $visibility enum $name {
             $($(#[$vdoc])* $variant),+
         }
 
@@ -41,4 +42,3 @@ macro_rules! words {
         }
     };
 }
-pub(crate) use words;

@@ -19,7 +19,7 @@ macro_rules! scalar {
                 if value.is_finite() && ok(value) {
                     Ok(Self(value))
                 } else {
-                    Err(Invalid::Range { what: $what, value, allowed: $allowed })
+                    Err(Invalid::Range { what: $what, value, allowed: $allowed.into() })
                 }
             }
 

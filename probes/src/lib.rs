@@ -21,16 +21,27 @@ pub mod trace;
 pub use auth::Token;
 pub use nanos::Nanos;
 
-use flexcomm_domain::Invalid;
+use flexcomm_domain::{Invalid, short};
+use std::ops::RangeInclusive;
 
-/// Refuses a value of a plan or a sample outside its range, which `allowed` tells in words.
-fn within(
+/// Refuses a value of a plan or a sample outside its range.
+fn within(what: &'static str, value: f64, range: RangeInclusive<f64>) -> Result<(), Invalid> {
+    within_or(what, value, range.clone(), || format!("{} to {}", short(*range.start()), short(*range.end())))
+}
+
+/// Refuses a value outside its range, which is told in these words.
+fn within_or(
     what: &'static str,
     value: f64,
-    range: std::ops::RangeInclusive<f64>,
-    allowed: &'static str,
+    range: RangeInclusive<f64>,
+    allowed: impl FnOnce() -> String,
 ) -> Result<(), Invalid> {
-    if range.contains(&value) { Ok(()) } else { Err(Invalid::Range { what, value, allowed }) }
+    if range.contains(&value) { Ok(()) } else { Err(Invalid::Range { what, value, allowed: allowed() }) }
+}
+
+/// Refuses a value that is not above 0 or is larger than `most`.
+fn above_zero(what: &'static str, value: f64, most: f64) -> Result<(), Invalid> {
+    within_or(what, value, f64::MIN_POSITIVE..=most, || format!("above 0 and at most {}", short(most)))
 }
 
 /// UDP port of the echo responder unless the configuration says otherwise.

@@ -1,6 +1,6 @@
 //! Samples of real transfers: what the job's own collectives tell about a link, for free.
 
-use crate::within;
+use crate::{above_zero, within};
 use flexcomm_domain::Invalid;
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +23,9 @@ impl Transfer {
     /// `bytes` over the link in `seconds`, of which `rounds` times one latency: 1 for a single message; 2(N-1) for
     /// a ring's allreduce; 0 for a piece in the midst of a stream, timed from the end of the piece before.
     pub fn new(bytes: f64, seconds: f64, rounds: f64) -> Result<Self, Invalid> {
-        let above = f64::MIN_POSITIVE;
-        within("bytes of a transfer", bytes, above..=MAX_TRANSFER_BYTES, "above 0 and at most 1e15")?;
-        within("seconds of a transfer", seconds, above..=MAX_TRANSFER_S, "above 0 and at most 3600")?;
-        within("rounds of a transfer", rounds, 0.0..=MAX_ROUNDS, "0 to 16384")?;
+        above_zero("bytes of a transfer", bytes, MAX_TRANSFER_BYTES)?;
+        above_zero("seconds of a transfer", seconds, MAX_TRANSFER_S)?;
+        within("rounds of a transfer", rounds, 0.0..=MAX_ROUNDS)?;
         Ok(Self { bytes, seconds, rounds })
     }
 

@@ -329,7 +329,8 @@ impl Session {
     }
 
     fn poll_orders(&mut self) {
-        if let Some(refused) = self.reporter.offer_orders(self.control.agreement(), self.follow, Self::runs) {
+        let orders = self.reporter.orders();
+        if let Some(refused) = orders.and_then(|o| o.offer(self.control.agreement(), self.follow, Self::runs)) {
             self.warn_once(format!(
                 "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
                 refused.version, refused.strategy

@@ -266,7 +266,8 @@ impl RawPhase {
         let value = |key| move |source| ScheduleError::Value { phase: number, key, source };
         count("epochs of a phase", u64::from(self.epochs), 1, u64::from(MAX_EPOCHS))?;
         if !(0.0..1.0).contains(&self.loss) {
-            let source = Invalid::Range { what: "share of packets lost", value: self.loss, allowed: "0 to below 1" };
+            let source =
+                Invalid::Range { what: "share of packets lost", value: self.loss, allowed: "0 to below 1".into() };
             return Err(value("loss")(source));
         }
         let alpha: Seconds = self.latency.parse().map_err(value("latency"))?;

@@ -197,7 +197,7 @@ impl Agreement {
         self.step
     }
 
-    fn leads(&self) -> bool {
+    pub(crate) fn leads(&self) -> bool {
         self.rank == Rank(0)
     }
 

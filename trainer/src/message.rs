@@ -109,16 +109,16 @@ impl TrialPlan {
     pub fn new(id: u64, candidates: Vec<Strategy>, iterations: u32, budget_ms: u64) -> Result<Self, Invalid> {
         if candidates.is_empty() || candidates.len() > MAX_CANDIDATES {
             let value = candidates.len() as f64;
-            return Err(Invalid::Range { what: "number of a trial's candidates", value, allowed: "1 to 16" });
+            return Err(Invalid::Range { what: "number of a trial's candidates", value, allowed: "1 to 16".into() });
         }
         if !(1..=MAX_ITERATIONS).contains(&iterations) {
             let value = f64::from(iterations);
-            return Err(Invalid::Range { what: "number of a trial's iterations", value, allowed: "1 to 1000" });
+            return Err(Invalid::Range { what: "number of a trial's iterations", value, allowed: "1 to 1000".into() });
         }
         let bytes: usize = candidates.iter().map(|strategy| strategy.to_string().len()).sum();
         if bytes > MAX_TRIAL_TEXT {
             let (what, allowed) = ("number of characters of a trial's candidates", "at most 1024");
-            return Err(Invalid::Range { what, value: bytes as f64, allowed });
+            return Err(Invalid::Range { what, value: bytes as f64, allowed: allowed.into() });
         }
         Ok(Self { id, candidates, iterations, budget_ms })
     }

@@ -2,6 +2,7 @@
 //! are new ones costs the latter one atomic load. What is not valid is rejected with a line in the log, and training
 //! goes on as before.
 
+use crate::agreement::{Agreement, Offer};
 use crate::message::TrialPlan;
 use flexcomm_domain::{Decision, Invalid, JobId, RunId, Strategy};
 use flexcomm_wire::{JobOrders, TrialOrder};
@@ -51,6 +52,31 @@ impl OrdersSlot {
         Some(std::mem::take(&mut *newest))
     }
 
+    /// Offers to rank 0's agreement what has changed since the last call: trials and, if these are followed, decisions. Other ranks
+    /// do nothing: only rank 0's orders count. Candidates that this trainer cannot run are left out; a decision that it cannot run
+    /// is answered.
+    pub fn offer(&self, agreement: &mut Agreement, follow: bool, runs: impl Fn(&Strategy) -> bool) -> Option<Decision> {
+        if !agreement.leads() {
+            return None;
+        }
+        let news = self.poll()?;
+        if let Some(mut plan) = news.trial {
+            plan.candidates.retain(&runs);
+            if !plan.candidates.is_empty() {
+                agreement.offer_trial(plan);
+            }
+        }
+        let decision = news.decision.filter(|_| follow)?;
+        if !runs(&decision.strategy) {
+            return Some(decision);
+        }
+        if agreement.offer_decision(decision.version, decision.strategy) == Offer::Conflict {
+            tracing::warn!(version = %decision.version, strategy = %decision.strategy,
+                "another strategy is known under this version; it is not followed");
+        }
+        None
+    }
+
     /// How many orders were not valid so far.
     pub fn rejected(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
@@ -93,7 +119,8 @@ fn to_plan(order: &TrialOrder) -> Result<TrialPlan, Invalid> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use flexcomm_domain::{Timestamp, Version};
+    use crate::message::Plan;
+    use flexcomm_domain::{Rank, Timestamp, Version};
     use flexcomm_wire::DecisionOrder;
 
     pub(crate) fn orders(version: u64) -> JobOrders {
@@ -169,6 +196,65 @@ pub(crate) mod tests {
         slot.put(&both);
         assert_eq!(slot.poll(), Some(News::default()));
         assert_eq!(slot.rejected(), 3);
+    }
+
+    fn tried(version: u64, candidates: &[&str]) -> JobOrders {
+        let candidates = candidates.iter().map(|text| text.parse::<Strategy>().unwrap().into()).collect();
+        let trial = TrialOrder { run: None, id: version, candidates, iterations: 10, budget_ms: 100 };
+        JobOrders { trial: Some(trial), ..orders(version) }
+    }
+
+    /// What is announced next, one after the other.
+    fn announced(agreement: &mut Agreement) -> Vec<Plan> {
+        std::iter::from_fn(|| {
+            agreement.begin(true);
+            agreement.take_announced()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn only_rank_0_offers_and_other_ranks_leave_the_orders_where_they_are() {
+        let slot = slot(None);
+        slot.put(&tried(1, &["topk@0.1/allgather"]));
+        let mut other = Agreement::new(Rank(1), Strategy::DENSE_RING, 0);
+        assert_eq!(slot.offer(&mut other, true, |_| true), None);
+        assert_eq!(announced(&mut other), []);
+        assert!(slot.poll().is_some());
+    }
+
+    #[test]
+    fn trials_are_offered_also_where_decisions_are_not_followed() {
+        let only_trial = [Plan::Trial(plan(&tried(1, &["topk@0.1/allgather"])))];
+        let decision = orders(1).decision.unwrap().to_decision(&orders(1).job).unwrap();
+        let both = [
+            Plan::Decision { version: decision.version, strategy: Box::new(decision.strategy) },
+            only_trial[0].clone(),
+        ];
+        for (follow, expected) in [(false, &only_trial[..]), (true, &both[..])] {
+            let (slot, mut agreement) = (slot(None), Agreement::new(Rank(0), Strategy::DENSE_RING, 0));
+            slot.put(&tried(1, &["topk@0.1/allgather"]));
+            assert_eq!(slot.offer(&mut agreement, follow, |_| true), None);
+            assert_eq!(announced(&mut agreement), expected, "follow = {follow}");
+        }
+    }
+
+    #[test]
+    fn candidates_that_do_not_run_are_dropped_and_a_decision_that_does_not_is_answered() {
+        let (slot, mut agreement) = (slot(None), Agreement::new(Rank(0), Strategy::DENSE_RING, 0));
+        let is_dense = |strategy: &Strategy| strategy.is_dense();
+        slot.put(&tried(1, &["topk@0.1/allgather", "none/dense-ring"]));
+        let refused = slot.offer(&mut agreement, true, is_dense).map(|decision| decision.version);
+        assert_eq!(refused, Some(Version(1)));
+        assert_eq!(announced(&mut agreement), [Plan::Trial(plan(&tried(1, &["none/dense-ring"])))]);
+        slot.put(&tried(2, &["topk@0.1/allgather"]));
+        assert_eq!(slot.offer(&mut agreement, false, is_dense), None, "what is not followed is not refused");
+        assert_eq!(announced(&mut agreement), [], "no candidate is left");
+        assert_eq!(slot.offer(&mut agreement, true, is_dense), None, "each is answered once");
+    }
+
+    fn plan(orders: &JobOrders) -> TrialPlan {
+        to_plan(orders.trial.as_ref().unwrap()).unwrap()
     }
 
     /// The thread that trains looks while the other one puts.

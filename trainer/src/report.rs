@@ -1,11 +1,12 @@
 //! Telemetry: gathers steps, and hands them to the agent's client a few at a time; completes a trial's report by its shadow trials.
 
-use crate::agreement::{Agreement, InForce, Offer};
+use crate::agreement::InForce;
 use crate::client::Client;
+use crate::orders::OrdersSlot;
 use crate::pace::Pace;
-use flexcomm_domain::{Decision, Energy, JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
 use flexcomm_wire::{
-    AppliedReport, FromTrainer, MAX_STEPS, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
+    AppliedReport, FromTrainer, MAX_STEPS, MAX_TEXT, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
 };
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -56,30 +57,9 @@ impl Reporter {
         self.client.as_ref()
     }
 
-    /// On rank 0: offers to the agreement what the controller has ordered since the last time, trials and, if these are followed,
-    /// decisions. Never waits. Candidates that this trainer cannot run are left out; a decision that it cannot run is answered.
-    pub fn offer_orders(
-        &self,
-        agreement: &mut Agreement,
-        follow: bool,
-        runs: impl Fn(&Strategy) -> bool,
-    ) -> Option<Decision> {
-        let news = self.client().filter(|_| self.rank == Rank(0))?.orders().poll()?;
-        if let Some(mut plan) = news.trial {
-            plan.candidates.retain(&runs);
-            if !plan.candidates.is_empty() {
-                agreement.offer_trial(plan);
-            }
-        }
-        let decision = news.decision.filter(|_| follow)?;
-        if !runs(&decision.strategy) {
-            return Some(decision);
-        }
-        if agreement.offer_decision(decision.version, decision.strategy) == Offer::Conflict {
-            tracing::warn!(version = %decision.version, strategy = %decision.strategy,
-                "another strategy is known under this version; it is not followed");
-        }
-        None
+    /// The orders that the agent has sent; none without an agent.
+    pub fn orders(&self) -> Option<&OrdersSlot> {
+        self.client.as_ref().map(Client::orders)
     }
 
     fn send(&self, message: FromTrainer) {
@@ -154,9 +134,10 @@ impl Reporter {
         self.send_trial();
     }
 
-    /// The ranks cannot run this trial; its shadows may still tell something.
+    /// The ranks cannot run this trial; its shadows may still tell something. Of a reason longer than a report may have, which
+    /// the agent would drop, the beginning is sent.
     pub fn trial_refused(&mut self, id: u64, why: &str) {
-        let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.to_owned()));
+        let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.chars().take(MAX_TEXT).collect()));
         let report = TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0 };
         self.trial = Some(report);
         self.send_trial();
@@ -212,7 +193,8 @@ impl Reporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_wire::{Hello, PROTOCOL};
+    use crate::answer::{Answer, refusal};
+    use flexcomm_wire::{Hello, PROTOCOL, ReportBody};
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
@@ -284,6 +266,21 @@ mod tests {
             (None, None),
             "NaN and infinity are no numbers of JSON"
         );
+    }
+
+    /// Whatever the ranks answer, in characters of one byte or several.
+    #[test]
+    fn a_long_reason_is_cut_to_what_a_report_may_have() {
+        for character in ["a", "é", "梯"] {
+            let answers = [Answer::decode(&Answer::cannot(character.repeat(600)).encode()).unwrap()];
+            let refusal = refusal(&answers).unwrap();
+            let received = received(|reporter| reporter.trial_refused(6, &refusal));
+            let [FromTrainer::Trial(report)] = &received[..] else { panic!("{received:?}") };
+            assert_eq!(ReportBody::Trial(report.clone()).check(), Ok(()));
+            let why = report.aborted.as_deref().unwrap();
+            assert!(refusal.starts_with(why) && why.starts_with("rank 0: "), "{why}");
+            assert_eq!(why.chars().count(), refusal.chars().count().min(MAX_TEXT));
+        }
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl ShapeOrder {
         Seconds::new(self.jitter_us * 1e-6)?;
         flexcomm_domain::Bandwidth::new(self.bandwidth_bps)?;
         if !(0.0..1.0).contains(&self.loss) {
-            return Err(Invalid::Range { what: "loss", value: self.loss, allowed: "0 to below 1" });
+            return Err(Invalid::Range { what: "loss", value: self.loss, allowed: "0 to below 1".into() });
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::process::Command;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("log", &[]),
+    ("signals", &[]),
     ("wire", &["domain"]),
     ("gpu-kernels", &["domain", "compression"]),
     ("collectives", &["domain"]),
@@ -20,11 +21,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("trainer", &["domain", "wire"]),
     ("nccl-tuner", &[]),
     ("exchange", &["domain", "compression", "gpu-kernels"]),
-    ("bench", &["domain", "compression", "gpu-kernels"]),
+    ("bench", &["domain", "signals", "compression", "gpu-kernels"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
     ("agent", &["domain", "log", "wire", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
-    ("lab", &["domain", "wire", "trainer", "compression", "exchange", "collectives", "sim"]),
+    ("lab", &["domain", "signals", "wire", "trainer", "compression", "exchange", "collectives", "sim"]),
 ];
 
 /// Crates without IO, clock or ambient randomness.

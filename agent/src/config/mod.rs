@@ -99,8 +99,7 @@ fn value(key: &'static str, value: impl std::fmt::Debug, allowed: impl ToString)
 /// What a type of the domain would accept.
 fn allowed(why: Invalid) -> String {
     match why {
-        Invalid::Range { allowed, .. } => allowed.to_owned(),
-        Invalid::Text { allowed, .. } => allowed,
+        Invalid::Range { allowed, .. } | Invalid::Text { allowed, .. } => allowed,
         Invalid::Combination(text) => text,
     }
 }

@@ -194,7 +194,7 @@ mod tests {
             namespace: 4_026_531_840,
             boot: "b".into(),
             owner: "o".into(),
-            before: Before::Fifo { kind: "pfifo".into(), handle: 0x10000, options: hex::encode(&[0, 16, 255]) },
+            before: Before::Fifo { kind: "pfifo".into(), handle: 0x10000, options: hex::encode([0, 16, 255]) },
         }
     }
 

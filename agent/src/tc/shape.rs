@@ -51,7 +51,7 @@ impl Shape {
 }
 
 fn within(what: &'static str, value: f64, low: f64, high: f64, allowed: &'static str) -> Result<(), Invalid> {
-    if (low..=high).contains(&value) { Ok(()) } else { Err(Invalid::Range { what, value, allowed }) }
+    if (low..=high).contains(&value) { Ok(()) } else { Err(Invalid::Range { what, value, allowed: allowed.into() }) }
 }
 
 impl fmt::Display for Shape {

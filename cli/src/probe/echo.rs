@@ -1,7 +1,6 @@
 //! `flexcomm probe echo`.
 
 use super::{Common, TokenArgs, describe, ms, percent, print_json};
-use crate::signals;
 use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::ECHO_PORT;
@@ -46,7 +45,7 @@ struct Report {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
     let target = SocketAddr::new(args.common.resolve(&args.host)?, args.port);
-    let stop = signals::stop_or_end()?;
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
     let (interval_s, timeout_s) = (args.interval.get(), args.timeout.get());
     if interval_s < 0.001 {
         bad_argument!("--interval is {interval_s} s, allowed is 1ms or more");

@@ -1,7 +1,6 @@
 //! `flexcomm probe ping`.
 
 use super::{Common, describe, ms, percent, print_json};
-use crate::signals;
 use anyhow::{Context, bail};
 use flexcomm_domain::Seconds;
 use flexcomm_probes::edge::{PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
@@ -48,7 +47,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let plan = PingPlan { count: args.count, interval_s: args.interval.get(), timeout_s: args.timeout.get() };
     let settings = PingSettings { plan, payload: args.size };
-    let stop = signals::stop_or_end()?;
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
     let report = match args.backend {
         Backend::Kernel => ping_many(&targets, &settings, &stop, &mut |reply| {
             if !args.common.json {

@@ -1,7 +1,6 @@
 //! `flexcomm probe serve`.
 
 use super::TokenArgs;
-use crate::signals;
 use anyhow::Context;
 use flexcomm_probes::edge::{EchoResponder, ThroughputServer};
 use flexcomm_probes::{ECHO_PORT, THROUGHPUT_PORT};
@@ -26,7 +25,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let stop = signals::stop_or_end()?;
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
     let echo = EchoResponder::spawn(SocketAddr::new(args.listen, args.echo_port), &token)
         .context("failed to start the echo responder (is an agent running here already?)")?;
     let throughput = ThroughputServer::spawn(SocketAddr::new(args.listen, args.throughput_port), &token)

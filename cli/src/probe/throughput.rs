@@ -1,7 +1,7 @@
 //! `flexcomm probe throughput`.
 
 use super::{Common, TokenArgs, print_json};
-use crate::signals;
+use anyhow::Context;
 use flexcomm_domain::{Bandwidth, Seconds};
 use flexcomm_probes::THROUGHPUT_PORT;
 use flexcomm_probes::edge::{MeasureError, measure_throughput_until};
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let plan = Plan::new(args.streams, args.budget, args.time.get(), direction)?;
     let plan = args.pace.map_or(plan, |bandwidth| plan.paced(bandwidth.get() as u64));
-    let stop = signals::stop_or_end()?;
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
     let result = measure_throughput_until(target, &token, &plan, &stop).map_err(|error| {
         let remedy = remedy(&error, args.port);
         anyhow::Error::new(error).context(format!("failed to measure the throughput to {target}{remedy}"))

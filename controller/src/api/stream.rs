@@ -33,12 +33,13 @@ pub(super) async fn orders(
     let newest = follow(&app, &node).await?;
     let permit = app.streams.clone().try_acquire_owned();
     let permit = permit.map_err(|_| ApiError::Unavailable(format!("{MAX_STREAMS} streams are open")))?;
-    let event = move |newest: Option<Arc<Published>>| {
-        let _until_the_stream_ends = &permit;
+    let event = |newest: Option<Arc<Published>>| {
         ready(newest.map(|published| Ok(Event::default().event("orders").data(&published.json))))
     };
     let mut stopping = app.stopping.subscribe();
     let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
-    let stream = WatchStream::new(newest).filter_map(event).take_until(stopped);
+    let events = WatchStream::new(newest).filter_map(event).take_until(stopped);
+    // The stream holds its permit until it is dropped.
+    let stream = events.map(move |event| (event, &permit).0);
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(STREAM_PING).text("ping")))
 }

@@ -63,19 +63,30 @@ pub(super) trait Sealed {
         if intact { self.seal().map(|_| self.checksum()) } else { self.seal() }
     }
 
-    /// Stores the row, in the place of one with the same key.
-    fn put(&self, operation: &'static str, seal: Option<i64>) -> Statement {
+    /// Stores the row with this checksum by `INSERT` or a variant of it.
+    fn write(&self, insert: &'static str, operation: &'static str, seal: Option<i64>) -> Statement {
         let (table, columns) = (Self::TABLE, Self::COLUMNS.join(", "));
         let mut values = self.values();
         values.push(seal.to_value());
         let places = vec!["?"; values.len()].join(", ");
-        let text = format!("INSERT OR REPLACE INTO {table} ({columns}, seal) VALUES ({places})");
+        let text = format!("{insert} INTO {table} ({columns}, seal) VALUES ({places})");
         Statement::new(operation, AssertSqlSafe(text), values)
     }
 
-    /// Stores a new row with its checksum.
+    /// Stores a row that was changed, in the place of what it was. All of a table's columns are among [`Self::COLUMNS`],
+    /// so no value of it is lost.
+    fn put_changed(&self, operation: &'static str, seal: Option<i64>) -> Statement {
+        self.write("INSERT OR REPLACE", operation, seal)
+    }
+
+    /// Stores a row with its checksum, in the place of one with the same key.
+    fn put(&self, operation: &'static str) -> Statement {
+        self.write("INSERT OR REPLACE", operation, Some(self.checksum()))
+    }
+
+    /// Stores a new row with its checksum; an error where there is one with the same key.
     fn put_new(&self, operation: &'static str) -> Statement {
-        self.put(operation, Some(self.checksum()))
+        self.write("INSERT", operation, Some(self.checksum()))
     }
 }
 
@@ -141,13 +152,37 @@ pub(super) fn intact<T>(row: Result<T>) -> Option<Result<T>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use super::super::statement::Row;
     use super::super::tests::{begun, scratch};
     use super::super::{NewDecision, NewTrial, Store};
     use super::*;
     use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
     use flexcomm_optimizer::CoefficientBook;
     use flexcomm_wire::{AppliedReport, TrialReport};
+
+    /// A row that is written in the place of another keeps every value.
+    pub(in super::super) async fn holds_every_column<R: Sealed>(store: &Store) {
+        let text = "SELECT name FROM pragma_table_info($1) ORDER BY name";
+        let query = crate::store::statement::sql!("read a table's columns", text, R::TABLE);
+        let columns: Vec<String> = query.fetch_all(&store.read).await.unwrap();
+        let mut known: Vec<&str> = R::COLUMNS.iter().copied().chain(["seal"]).collect();
+        known.sort_unstable();
+        assert_eq!(columns, known, "{}", R::TABLE);
+    }
+
+    /// An error, and the row that was there stays as it was.
+    pub(in super::super) async fn is_written_once<R: Sealed + Row + Send + Unpin>(store: &Store) {
+        let mut db = store.write.connection().await;
+        let read = format!("SELECT * FROM {}", R::TABLE);
+        let rows: Vec<R> =
+            Statement::new("read", AssertSqlSafe(read.clone()), vec![]).fetch_all(&mut *db).await.unwrap();
+        let row = rows.first().unwrap();
+        let error = row.put_new("write twice").execute(&mut *db).await.unwrap_err().to_string();
+        assert!(error.starts_with("write twice: ") && error.contains("UNIQUE"), "{error}");
+        let kept: Vec<R> = Statement::new("read", AssertSqlSafe(read), vec![]).fetch_all(&mut *db).await.unwrap();
+        assert!(kept.iter().map(Sealed::values).eq(rows.iter().map(Sealed::values)));
+    }
 
     #[test]
     fn every_value_its_place_its_type_and_its_table_count() {
@@ -167,7 +202,7 @@ mod tests {
         assert_eq!(different.len(), checksums.len());
     }
 
-    async fn filled(store: &Store) {
+    pub(in super::super) async fn filled(store: &Store) {
         let decision = Decision {
             job: job(),
             version: Version(1),

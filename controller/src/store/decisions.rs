@@ -189,7 +189,7 @@ impl Store {
 
 async fn put_memory(db: &mut SqliteConnection, job: &JobId, memory: &str) -> Result<()> {
     let row = Memory { job: job.to_string(), memory: memory.to_owned(), seal: None };
-    row.put_new("store the planner's memory").execute(db).await
+    row.put("store the planner's memory").execute(db).await
 }
 
 const NEWEST: &str = "SELECT max(coalesce((SELECT max(version) FROM decisions WHERE job = $1), 0),
@@ -209,7 +209,7 @@ pub(super) async fn rewrite(writer: &Writer) -> Result<()> {
     for mut row in rows {
         let Ok(strategy) = row.strategy.parse::<Strategy>() else { continue };
         let seal = row.change(|row| (row.strategy, row.digest) = (strategy.to_string(), strategy.digest().0));
-        row.put(tx.operation, seal).execute(&mut *tx).await?;
+        row.put_changed(tx.operation, seal).execute(&mut *tx).await?;
     }
     tx.commit().await
 }
@@ -221,7 +221,7 @@ pub(super) async fn shift_back(tx: &mut Transaction<'_>, now: Timestamp) -> Resu
     let count = rows.len() as u64;
     for mut row in rows {
         let seal = row.change(|row| row.decided_us = now);
-        row.put(tx.operation, seal).execute(&mut **tx).await?;
+        row.put_changed(tx.operation, seal).execute(&mut **tx).await?;
     }
     Ok(count)
 }
@@ -260,7 +260,7 @@ async fn confirm(db: &mut SqliteConnection, job: &JobId, version: Version, ranks
     let first = "SELECT max(step) FROM applied WHERE job = $1 AND version = $2";
     let step = sql!(operation, first, job, version).fetch_one(&mut *db).await?;
     let seal = row.change(|row| row.applied_at_step = step);
-    row.put(operation, seal).execute(db).await
+    row.put_changed(operation, seal).execute(db).await
 }
 
 #[cfg(test)]
@@ -284,6 +284,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_version_is_written_once_and_a_changed_row_is_written_whole() {
+        use super::super::checksum::tests::{filled, holds_every_column, is_written_once};
+        let (store, _dir) = scratch().await;
+        filled(&store).await;
+        holds_every_column::<Raw>(&store).await;
+        holds_every_column::<Report>(&store).await;
+        holds_every_column::<Memory>(&store).await;
+        is_written_once::<Raw>(&store).await;
+        is_written_once::<Report>(&store).await;
+    }
+
+    #[tokio::test]
     async fn decisions_of_a_release_before_are_brought_to_this_one_s_text() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.db");
@@ -299,7 +311,7 @@ mod tests {
         for (i, row) in rows.iter_mut().enumerate() {
             let old = (text.to_owned(), flexcomm_domain::Digest::of(text).0);
             let seal = row.change(|row| (row.strategy, row.digest) = old).map(|seal| seal ^ i64::from(i == 1));
-            row.put("write", seal).execute(&mut *db).await.unwrap();
+            row.put_changed("write", seal).execute(&mut *db).await.unwrap();
         }
         drop(db);
         store.close().await;

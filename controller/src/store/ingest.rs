@@ -250,7 +250,7 @@ async fn in_the_way(
     known: &jobs::Known,
     r: &JobSeen,
 ) -> Result<Option<NodeName>> {
-    let here = jobs::homes(db, &r.job).await?;
+    let here = jobs::present_ranks(db, &r.job).await?;
     let gone = |rank: u32, owner: &NodeName| owner == from.node && (rank == r.rank || known.run != r.run);
     let stays = |(rank, owner): &(u32, NodeName)| from.live.contains(owner) && !gone(*rank, owner);
     Ok(here.into_iter().find(stays).map(|(_, owner)| owner))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::checksum::{Sealed, intact, sealed};
-use super::statement::{Row, column, row, sql};
+use super::statement::{column, row, sql};
 use super::{JobRow, Result, Store, json, stored};
 
 pub(super) const NEWEST: &str = "SELECT * FROM intervals WHERE job = $1 ORDER BY id DESC LIMIT $2";
@@ -99,18 +99,17 @@ row! {
 }
 row! {
     OpenInterval {
-        version, from_step, began: began_us, predicted_sync_us, predicted_step_us, model_sync_us, moved: moved_us; terms
+        version, from_step, began: began_us, predicted_sync_us, predicted_step_us, model_sync_us, moved: moved_us; terms by known_terms
     }
 }
 row!(Unfitted { id, strategy, at: at_us; sample });
 row!(Sample { measured_s; terms });
 row!(Terms { alpha_s, beta_s });
 
-impl Row for Option<Terms> {
-    fn read(row: &SqliteRow) -> sqlx::Result<Self> {
-        let (alpha_s, beta_s) = (column::<Option<f64>>(row, "alpha_s")?, column::<Option<f64>>(row, "beta_s")?);
-        Ok(alpha_s.zip(beta_s).map(|(alpha_s, beta_s)| Terms { alpha_s, beta_s }))
-    }
+/// The model's terms, where it had any.
+fn known_terms(row: &SqliteRow) -> sqlx::Result<Option<Terms>> {
+    let (alpha_s, beta_s) = (column::<Option<f64>>(row, "alpha_s")?, column::<Option<f64>>(row, "beta_s")?);
+    Ok(alpha_s.zip(beta_s).map(|(alpha_s, beta_s)| Terms { alpha_s, beta_s }))
 }
 
 sealed! {

@@ -1,16 +1,14 @@
 //! Jobs and their ranks.
 
-use flexcomm_domain::{CompressorKind, JobId, NodeName, RunId, Timestamp, Version};
+use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version, words};
 use flexcomm_wire::api::JobPolicy;
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
-use std::collections::BTreeSet;
 
-use super::statement::{Row, column, row, sql};
+use super::statement::{column, row, sql};
 use super::write::Transaction;
 use super::{Result, Store, StoreError, decisions, json, trials};
-use crate::labels::labels;
 use crate::limits::{MAX_JOBS, RUNS};
 use crate::policy::{self, Kinds};
 
@@ -45,7 +43,7 @@ pub struct JobRow {
     pub accuracy: Option<f64>,
 }
 
-labels! {
+words! {
     /// How a run ended.
     pub enum End {
         /// Every rank said goodbye.
@@ -102,24 +100,22 @@ pub struct RankRow {
 row! {
     JobRow {
         job, run, world, gradient_values, backend, created: created_us, ended: ended_us, earlier: first_version, loss,
-        accuracy; how, kinds
+        accuracy; how by ended_how, kinds by policy_kinds
     }
 }
-row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how });
+row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how by ended_how });
 row!(RankRow { rank, node, codecs, collectives, seen: seen_us, left: left_us });
 
-impl Row for Option<End> {
-    fn read(row: &SqliteRow) -> sqlx::Result<Self> {
-        let text: Option<String> = column(row, "ended_how")?;
-        // How runs of older releases ended is not known.
-        Ok(End::ALL.iter().copied().find(|end| text.as_deref() == Some(end.as_str())))
-    }
+/// How a run ended that has: one that began again keeps nothing of an end before. How runs of older releases ended is not
+/// known.
+fn ended_how(row: &SqliteRow) -> sqlx::Result<Option<End>> {
+    let (ended, how): (Option<Timestamp>, Option<String>) = (column(row, "ended_us")?, column(row, "ended_how")?);
+    let known = |how: String| End::ALL.iter().copied().find(|end| how == end.as_str());
+    Ok(ended.and(how).and_then(known))
 }
 
-impl Row for Option<BTreeSet<CompressorKind>> {
-    fn read(row: &SqliteRow) -> sqlx::Result<Self> {
-        Ok(column::<Option<JobPolicy>>(row, "policy")?.as_ref().and_then(policy::stored))
-    }
+fn policy_kinds(row: &SqliteRow) -> sqlx::Result<Kinds> {
+    Ok(column::<Option<JobPolicy>>(row, "policy")?.as_ref().and_then(policy::stored))
 }
 
 impl Store {
@@ -135,7 +131,7 @@ impl Store {
     /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
     pub async fn end_lost(&self, run: &JobRow, now: Timestamp) -> Result<()> {
         let mut tx = self.begin_for(run, "end a lost job").await?;
-        for (rank, _) in homes(&mut tx, &run.job).await? {
+        for (rank, _) in present_ranks(&mut tx, &run.job).await? {
             leave(&mut tx, (&run.job, rank), End::AgentsSilent, now).await?;
         }
         tx.commit().await
@@ -160,7 +156,7 @@ impl Store {
         let query = sql!(tx.operation, "SELECT ended_us IS NULL FROM jobs WHERE job = $1", job);
         let runs: Option<bool> = query.fetch_optional(&mut *tx).await?;
         let Some(runs) = runs else { return Ok(Deletion::Unknown) };
-        if runs && homes(&mut tx, job).await?.iter().any(|(_, node)| live.contains(node)) {
+        if runs && present_ranks(&mut tx, job).await?.iter().any(|(_, node)| live.contains(node)) {
             return Ok(Deletion::Running);
         }
         forget(&mut tx, job).await?;
@@ -323,7 +319,7 @@ pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobS
 }
 
 /// The ranks that are there and their nodes.
-pub(super) async fn homes(db: &mut SqliteConnection, job: &JobId) -> Result<Vec<(u32, NodeName)>> {
+pub(super) async fn present_ranks(db: &mut SqliteConnection, job: &JobId) -> Result<Vec<(u32, NodeName)>> {
     let text = "SELECT rank, node FROM ranks WHERE job = $1 AND left_us IS NULL";
     sql!("look up a job's ranks", text, job).fetch_all(db).await
 }
@@ -355,6 +351,27 @@ pub(super) async fn leave(
 mod tests {
     use super::super::tests::{alone, begun, scratch};
     use super::*;
+
+    /// Of a job that runs no end is shown, whatever its row says of one.
+    #[tokio::test]
+    async fn only_a_run_that_has_ended_tells_how() {
+        let (store, _dir) = scratch().await;
+        let job = begun(&store, Timestamp(1)).await.job;
+        for (ended, how, shown) in [
+            (None, "left", None),
+            (Some(Timestamp(2)), "left", Some(End::Left)),
+            (Some(Timestamp(2)), "agents-silent", Some(End::AgentsSilent)),
+            (Some(Timestamp(2)), "of an older release", None),
+        ] {
+            store
+                .write
+                .execute(sql!("write", "UPDATE jobs SET ended_us = $1, ended_how = $2", ended, how))
+                .await
+                .unwrap();
+            let row = store.job(&job).await.unwrap().unwrap();
+            assert_eq!((row.ended, row.how), (ended, shown), "{how}");
+        }
+    }
 
     /// The loop reads a run, works for a while, and writes: whatever began meanwhile keeps its own.
     #[tokio::test]

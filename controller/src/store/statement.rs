@@ -190,16 +190,28 @@ pub(super) fn column<T: FromValue>(row: &SqliteRow, index: impl ColumnIndex<Sqli
     value.and_then(T::from_value).map_err(|source| sqlx::Error::ColumnDecode { index: name(), source })
 }
 
-/// Reads a type from the columns of its fields, or from others (`field: column`); after `;` come fields that read several
-/// columns by themselves.
+/// Reads a type from the columns of its fields, or from others (`field: column`); after `;` come fields that are rows by
+/// themselves, or that a function makes of the row (`field by function`).
 macro_rules! row {
-    ($type:ident { $($field:ident $(: $column:ident)?),+ $(; $($nested:ident),+)? }) => {
+    (@column $field:ident) => {
+        stringify!($field)
+    };
+    (@column $field:ident $column:ident) => {
+        stringify!($column)
+    };
+    (@nested $row:ident) => {
+        $crate::store::statement::Row::read($row)?
+    };
+    (@nested $row:ident $by:path) => {
+        $by($row)?
+    };
+    ($type:ident { $($field:ident $(: $column:ident)?),+ $(; $($nested:ident $(by $by:path)?),+)? }) => {
         impl $crate::store::statement::Row for $type {
             fn read(row: &sqlx::sqlite::SqliteRow) -> sqlx::Result<Self> {
                 use $crate::store::statement::column;
                 Ok(Self {
-                    $($field: column(row, [$(stringify!($column),)? stringify!($field)][0])?,)+
-                    $($($nested: $crate::store::statement::Row::read(row)?,)+)?
+                    $($field: column(row, $crate::store::statement::row!(@column $field $($column)?))?,)+
+                    $($($nested: $crate::store::statement::row!(@nested row $($by)?),)+)?
                 })
             }
         }

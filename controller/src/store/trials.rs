@@ -187,7 +187,7 @@ impl Store {
         let rows = pending(&mut tx, job).await?;
         let Some(mut row) = rows.into_iter().find(|row| row.id == id) else { return Ok(false) };
         let seal = row.end(aborted, now);
-        row.put(tx.operation, seal).execute(&mut *tx).await?;
+        row.put_changed(tx.operation, seal).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(true)
     }
@@ -202,7 +202,7 @@ async fn pending(db: &mut SqliteConnection, job: &JobId) -> Result<Vec<Raw>> {
 pub(super) async fn abort(db: &mut SqliteConnection, job: &JobId, why: &str, now: Timestamp) -> Result<()> {
     for mut row in pending(&mut *db, job).await? {
         let seal = row.end(Some(why), now);
-        row.put("abort a trial", seal).execute(&mut *db).await?;
+        row.put_changed("abort a trial", seal).execute(&mut *db).await?;
     }
     Ok(())
 }
@@ -218,11 +218,11 @@ pub(super) async fn shift_back(tx: &mut Transaction<'_>, now: Timestamp) -> Resu
         let seal = row.change(|row| {
             (row.asked_us, row.ended_us) = (row.asked_us.min(now), row.ended_us.map(|at| at.min(now)));
         });
-        row.put(tx.operation, seal).execute(&mut **tx).await?;
+        row.put_changed(tx.operation, seal).execute(&mut **tx).await?;
     }
     for mut report in reports {
         let seal = report.change(|report| report.received_us = now);
-        report.put(tx.operation, seal).execute(&mut **tx).await?;
+        report.put_changed(tx.operation, seal).execute(&mut **tx).await?;
     }
     Ok(count)
 }
@@ -246,7 +246,7 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
         received_us: now,
         seal: None,
     };
-    raw.put_new(operation).execute(db).await
+    raw.put(operation).execute(db).await
 }
 
 /// The newest trial of a job, whichever of its runs asked for it; 0 before the first.
@@ -254,4 +254,19 @@ pub(super) async fn newest(db: &mut SqliteConnection, job: &JobId) -> Result<u64
     let text = "SELECT max(coalesce((SELECT max(id) FROM trials WHERE job = $1), 0),
         coalesce((SELECT first_trial FROM jobs WHERE job = $1), 0))";
     sql!("read the newest trial", text, job).fetch_one(db).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_trial_is_written_once_and_a_changed_row_is_written_whole() {
+        use super::super::checksum::tests::{filled, holds_every_column, is_written_once};
+        let (store, _dir) = super::super::tests::scratch().await;
+        filled(&store).await;
+        holds_every_column::<Raw>(&store).await;
+        holds_every_column::<RawReport>(&store).await;
+        is_written_once::<Raw>(&store).await;
+    }
 }

@@ -32,7 +32,7 @@ pub use parts::{MEMORIES, MOMENTA, MemoryKind, MomentumKind, Part};
 pub use sizes::{EliasFano, IndexCoding, index_bytes, selection_bytes};
 
 use crate::CompressionRatio;
-use crate::text::words;
+use crate::words;
 use std::cmp::Ordering;
 use std::fmt;
 
@@ -81,7 +81,7 @@ impl Element {
 
 words! {
     /// What is compressed as one tensor.
-    Scope {
+    pub enum Scope {
         /// The fused gradient of all layers.
         Bucket = "bucket",
         /// Each layer by itself, with a state of its own.
@@ -92,7 +92,7 @@ words! {
 words! {
     /// How a selection's values travel.
     #[derive(Default)]
-    ValueType {
+    pub enum ValueType {
         /// As they are.
         #[default]
         F32 = "f32",
@@ -106,7 +106,7 @@ words! {
 words! {
     /// Whether a message proves that it arrived as it was sent.
     #[derive(Default)]
-    Checksum {
+    pub enum Checksum {
         /// No: the transport does.
         #[default]
         None = "none",
@@ -118,7 +118,7 @@ words! {
 words! {
     /// What to do about a gradient with NaN or infinity. No memory ever takes one in.
     #[derive(Default)]
-    NonFinite {
+    pub enum NonFinite {
         /// An error that names the place.
         #[default]
         Refuse = "refuse",

@@ -227,7 +227,9 @@ impl Job {
                 false
             }
         };
-        self.reporter.offer_orders(self.control.agreement(), self.follow, runs);
+        if let Some(orders) = self.reporter.orders() {
+            orders.offer(self.control.agreement(), self.follow, runs);
+        }
     }
 
     fn after_step(&mut self, tick: &Tick, outcome: &StepOutcome, epoch: &mut Epoch, ended: &mut Ended) -> Result<()> {

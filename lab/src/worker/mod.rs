@@ -11,7 +11,6 @@ mod mesh;
 mod model;
 mod report;
 mod state;
-mod stop;
 mod sync;
 
 pub use data::{DEFAULT_FOLDER, Images};
@@ -147,7 +146,7 @@ pub type Spoil = Box<dyn FnMut(&mut Vec<f32>) + Send>;
 
 /// Runs a rank until its job is done, its peers fail or it is told to stop.
 pub fn run(args: Args) -> Result<()> {
-    let stop = stop::on_signal()?;
+    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
     let config = args.checked()?;
     // Before the data is read: peers that start sooner find an open port.
     let listener = Mesh::listen(&config)?;

@@ -17,8 +17,8 @@ mod beta;
 mod cluster;
 mod steps;
 
+use crate::above_zero;
 use crate::passive::Transfer;
-use crate::within;
 use alpha::AlphaEstimator;
 use beta::BetaEstimator;
 use flexcomm_domain::{Bandwidth, Invalid, Seconds, Timestamp};
@@ -105,7 +105,7 @@ impl LinkEstimator {
 
     /// A round trip of `rtt_s` seconds.
     pub fn echo(&mut self, now: Timestamp, rtt_s: f64) -> Result<(), Invalid> {
-        within("round trip in seconds", rtt_s, f64::MIN_POSITIVE..=MAX_RTT_S, "above 0 and at most 60")?;
+        above_zero("round trip in seconds", rtt_s, MAX_RTT_S)?;
         let at = self.clock.read(now);
         self.alpha.echo(at, rtt_s);
         Ok(())

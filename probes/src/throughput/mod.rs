@@ -15,7 +15,7 @@ pub(crate) use frame::proves;
 pub use frame::{BadFrame, Frame, FrameReader, Proof, Purpose, Refusal, client_proof, server_proof};
 pub use phase::{Receiving, Sending};
 
-use crate::within;
+use crate::{within, within_or};
 use flexcomm_domain::Invalid;
 use serde::{Deserialize, Serialize};
 
@@ -54,13 +54,14 @@ impl Plan {
     /// `budget_bytes` is for both directions together and never exceeded; a direction that is not steady when
     /// `time_limit_s` is over ends with what it has.
     pub fn new(streams: u8, budget_bytes: u64, time_limit_s: f64, direction: Direction) -> Result<Self, Invalid> {
-        let (least, bytes) = match direction {
-            Direction::Both => (2 * MIN_BUDGET, "131072 to 4294967296 for both directions"),
-            Direction::Out | Direction::Back => (MIN_BUDGET, "65536 to 4294967296"),
+        let (least, of) = match direction {
+            Direction::Both => (2 * MIN_BUDGET, " for both directions"),
+            Direction::Out | Direction::Back => (MIN_BUDGET, ""),
         };
-        within("number of streams", f64::from(streams), 1.0..=f64::from(MAX_STREAMS), "1 to 16")?;
-        within("byte budget", budget_bytes as f64, least as f64..=MAX_BUDGET as f64, bytes)?;
-        within("time limit in seconds", time_limit_s, 0.1..=MAX_TIME_S, "0.1 to 30")?;
+        within("number of streams", f64::from(streams), 1.0..=f64::from(MAX_STREAMS))?;
+        let bytes = || format!("{least} to {MAX_BUDGET}{of}");
+        within_or("byte budget", budget_bytes as f64, least as f64..=MAX_BUDGET as f64, bytes)?;
+        within("time limit in seconds", time_limit_s, 0.1..=MAX_TIME_S)?;
         Ok(Self { streams, budget_bytes, time_limit_s, direction, pace_bps: None })
     }
 

@@ -129,9 +129,9 @@ pub struct TraceRun {
 impl TraceRun {
     /// Begins at `now`.
     pub fn new(now: Nanos, target: IpAddr, plan: TracePlan) -> Result<Self, Invalid> {
-        within("farthest hop", f64::from(plan.max_hops), 1.0..=f64::from(MAX_HOPS), "1 to 64")?;
-        within("number of probes per hop", f64::from(plan.queries), 1.0..=f64::from(MAX_QUERIES), "1 to 10")?;
-        within("timeout in seconds", plan.timeout_s, 0.01..=10.0, "0.01 to 10")?;
+        within("farthest hop", f64::from(plan.max_hops), 1.0..=f64::from(MAX_HOPS))?;
+        within("number of probes per hop", f64::from(plan.queries), 1.0..=f64::from(MAX_QUERIES))?;
+        within("timeout in seconds", plan.timeout_s, 0.01..=10.0)?;
         let probes = BTreeMap::new();
         Ok(Self { target, plan, probes, end: None, refused_by: None, reached: false, next_at: now })
     }
