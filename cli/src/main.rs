@@ -29,7 +29,7 @@ mod plan;
 mod probe;
 mod repeats;
 
-/// Keeps data-parallel training at the best compression ratio and collective while the network changes.
+/// Keeps data-parallel training at the best compressor, compression ratio and collective while the network changes.
 #[derive(Parser)]
 #[command(name = "flexcomm", version, max_term_width = 100)]
 struct Cli {

@@ -366,6 +366,12 @@ impl Plan {
             assumed.push(without_compute(from)?);
         }
         assumed.extend(solved.buckets.as_ref().and_then(buckets::Searched::assumed));
+        if let (Some(_), Some(one)) = (&solved.buckets, compressors.iter().find(|family| family.has_ratio())) {
+            let others: Vec<_> = compressors.iter().filter(|family| *family != one).map(ToString::to_string).collect();
+            if !others.is_empty() {
+                assumed.push(format!("a ratio per bucket is solved for {one} alone; left out: {}", others.join(", ")));
+            }
+        }
         let gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
         let mut plan = Self { problem, solved, policy: config.policy().name(), network, assumed, gain_assumed };
         plan.compare_with_dense(&config.time_to_quality());
@@ -404,8 +410,8 @@ impl Plan {
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
-        if space.collectives.iter().any(|c| c.is_art()) {
-            let ranks = problem.links.ranks();
+        let ranks = problem.links.ranks();
+        if ranks > 1 && space.collectives.iter().any(|c| c.is_art()) {
             let beyond = selected_by_one(Gain::FULL, CompressionRatio::new(LEAST_CR)?, ranks).get();
             assumed.push(format!(
                 "art-ring and art-tree keep less than each rank for itself would, {:.0} % of what that is above the ratio: all in a \

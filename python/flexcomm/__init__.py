@@ -1,4 +1,4 @@
-"""flexcomm keeps data-parallel training at the best compression ratio and collective while the network changes.
+"""flexcomm keeps data-parallel training at the best compressor, ratio and collective while the network changes.
 
 ``flexcomm.torch.attach(ddp_model, optimizer)`` is the one line in a training script;
 ``flexcomm.compress(tensor, "topk(0.01)")`` compresses one tensor by itself.

@@ -228,11 +228,11 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
     )))
 }
 
-/// One candidate per compressor and ratio, by the collective that the last look found fastest for it; of ratios as many as fit
+/// One candidate per way of selecting and ratio, by the collective that the last look found fastest for it; of ratios as many as fit
 /// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
     let space = gather(app, job).await?.snapshot.space();
     let times = app.statuses.lock().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
-    Ok(thinned(one_of_each(&space, Strategy::family, time)))
+    Ok(thinned(one_of_each(&space, Strategy::selector, time)))
 }

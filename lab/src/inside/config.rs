@@ -31,7 +31,7 @@ block_s = 60.0
 
 /// How that differs from the defaults, said before anybody believes the lab's pace.
 pub const LAB_SETTINGS: &str = "the lab decides sooner than by default, since a phase of its trace lasts a minute and its links are thin: probes may take \
-    20 % of a link (default 1 %) and trials 10 % of the time (default 1.5 %), mstopk is not tried, a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
+    20 % of a link (default 1 %) and trials 10 % of the time (default 1.5 %), a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
     0.15 (default 0.5); all in lab/src/inside/config.rs";
 
 /// The controller's: open to the emulated network, scenario control on.

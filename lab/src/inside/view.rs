@@ -21,8 +21,8 @@ pub(crate) struct Moment<'a> {
 
 /// Titles of [`row`]'s columns, two lines.
 pub(crate) const HEADER: [&str; 2] = [
-    "        alpha           bandwidth              CR      collective   t_sync            t_step",
-    "epoch   set    measured set      measured                           predicted meas.   predicted meas.   gain   loss   accuracy",
+    "        alpha           bandwidth                                          t_sync            t_step",
+    "epoch   set    measured set      measured     compressor and collective    predicted meas.   predicted meas.   gain   loss   accuracy",
 ];
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -64,25 +64,26 @@ fn measured(all: impl Iterator<Item = (f64, f64)>, set_for: std::time::Duration,
     }
 }
 
+/// A strategy without its memory, which all that is decided by default have where they need one.
+fn short_strategy(strategy: &str) -> String {
+    strategy.replace("+ef(vanilla)", "")
+}
+
 /// One row of the table.
 pub(crate) fn row(m: &Moment) -> String {
     let alpha = m.links.iter().map(|l| (l.latency_age_ms, l.latency_us * 1e-6));
     let bandwidth = m.links.iter().filter_map(|l| Some((l.bandwidth_age_ms, l.bandwidth_bps?)));
-    let (cr, collective) = match m.decision {
-        Some(d) => (format!("{:.3}", d.cr), d.collective.as_str()),
-        None => ("1".into(), "dense-ring"),
-    };
+    let strategy = m.decision.map_or("none/dense-ring".into(), |d| short_strategy(&d.strategy));
     let number = |v: Option<f64>, digits: usize| v.map_or("-".into(), |v| format!("{v:.digits$}"));
     format!(
-        "{:>2}/{:<3}  {:<6} {:<8} {:<8} {:<12} {:<7} {:<12} {:<9} {:<7} {:<9} {:<7} {:<6} {:<6} {}",
+        "{:>2}/{:<3}  {:<6} {:<8} {:<8} {:<12} {:<28} {:<9} {:<7} {:<9} {:<7} {:<6} {:<6} {}",
         m.epoch.0,
         m.epoch.1,
         short_time(m.set.alpha.get()),
         measured(alpha, m.set_for, short_time),
         short_rate(m.set.bandwidth.get()),
         measured(bandwidth, m.set_for, short_rate),
-        cr,
-        collective,
+        strategy,
         micros(m.job.predicted_sync_us),
         micros(m.job.sync_us),
         micros(m.job.predicted_step_us),
@@ -95,12 +96,8 @@ pub(crate) fn row(m: &Moment) -> String {
 
 /// One line for a new decision.
 pub(crate) fn decision(d: &DecisionView) -> String {
-    let selection = d.selection.as_ref().map(|s| format!(" ({s})")).unwrap_or_default();
     let applied = d.applied_at_step.map_or("announced".into(), |s| format!("in force from step {s}"));
-    format!(
-        ">> decision {}: {} CR {:.4} by {}{selection}, {applied}: {}",
-        d.version, d.compressor, d.cr, d.collective, d.reason
-    )
+    format!(">> decision {}: {}, {applied}: {}", d.version, d.strategy, d.reason)
 }
 
 #[cfg(test)]
