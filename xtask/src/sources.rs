@@ -1,4 +1,4 @@
-//! Walls that only the sources show.
+//! Rules that only the sources show.
 
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};

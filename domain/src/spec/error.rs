@@ -126,7 +126,7 @@ impl SpecError {
                     .into()
             }
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => "`flexcomm bench compressors` lists all of them, as flexcomm.torch.compressors() does".into(),
+            None => "compression/COMPRESSORS.md lists all of them, as flexcomm.torch.compressors() does".into(),
         };
         Self::unknown_as("compressor", name, known)
     }

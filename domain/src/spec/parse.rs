@@ -304,7 +304,7 @@ mod tests {
             ("qsgd(s=4)+values(bf16)", ["values of qsgd", "\"bf16\"", "topk, lwtopk"]),
             ("topk(k=1)+what", ["\"what\"", "part", "nesterov"]),
             ("topkk(k=1)", ["\"topkk\"", "compressor", "did you mean topk?"]),
-            ("zebra(k=1)", ["\"zebra\"", "compressor", "`flexcomm bench compressors` lists all of them"]),
+            ("zebra(k=1)", ["\"zebra\"", "compressor", "compression/COMPRESSORS.md lists all of them"]),
             ("ef(vanilla)", ["compressor \"ef\"", "comes after a compressor", "topk(k=0.01)+ef(vanilla)"]),
             ("PowerSDG(2)", ["\"PowerSDG\"", "compressor", "did you mean powersgd?"]),
             ("onebit(scaling=1)", ["scaling of onebit", "\"1\"", "true or false"]),
