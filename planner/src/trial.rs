@@ -183,20 +183,16 @@ const SNAPSHOTS_S: f64 = 1.0;
 
 fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
     let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
-    one_of_each(&s.space(), Strategy::selector, time)
+    one_of_each(&s.space(), time)
 }
 
-/// Of what a trial can tell something of, one candidate per `kind` and ratio: that of the least `time`. Of dense and
+/// Of what a trial can tell something of, one candidate per selector and ratio: that of the least `time`. Of dense and
 /// rounding it is known what they lose.
-pub fn one_of_each<K: PartialEq>(
-    space: &Space,
-    kind: impl Fn(&Strategy) -> K,
-    time: impl Fn(&Strategy) -> f64,
-) -> Vec<Strategy> {
+pub fn one_of_each(space: &Space, time: impl Fn(&Strategy) -> f64) -> Vec<Strategy> {
     let mut kept: Vec<Strategy> = Vec::new();
     let lossy = |x: &Strategy| !x.is_dense() && known_gain(x.family()).is_none();
     for strategy in space.strategies().into_iter().filter(lossy) {
-        let same = |k: &&mut Strategy| kind(k) == kind(&strategy) && k.cr() == strategy.cr();
+        let same = |k: &&mut Strategy| k.selector() == strategy.selector() && k.cr() == strategy.cr();
         match kept.iter_mut().find(same) {
             Some(other) if time(&strategy) < time(other) => *other = strategy,
             Some(_) => {}

@@ -234,5 +234,5 @@ async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, Ap
     let space = gather(app, job).await?.snapshot.space();
     let times = app.statuses.lock().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
-    Ok(thinned(one_of_each(&space, Strategy::selector, time)))
+    Ok(thinned(one_of_each(&space, time)))
 }

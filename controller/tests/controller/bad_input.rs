@@ -158,7 +158,7 @@ async fn trials_are_asked_for_one_at_a_time() {
     assert_eq!(s.api.post("/api/v1/jobs/j/trials", &json!({})).await.status(), 202);
     problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 409).await;
     let order = s.b.orders(&s.api).await.jobs[0].trial.clone().unwrap();
-    assert_eq!(order.candidates.len(), 5, "one per ratio: {order:?}");
+    assert_eq!(order.candidates.len(), 15, "by each rank itself, by star and by var, one per ratio: {order:?}");
     s.intact().await;
 }
 
