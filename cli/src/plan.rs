@@ -365,13 +365,7 @@ impl Plan {
             };
             assumed.push(without_compute(from)?);
         }
-        assumed.extend(solved.buckets.as_ref().and_then(buckets::Searched::assumed));
-        if let (Some(_), Some(one)) = (&solved.buckets, compressors.iter().find(|family| family.has_ratio())) {
-            let others: Vec<_> = compressors.iter().filter(|family| *family != one).map(ToString::to_string).collect();
-            if !others.is_empty() {
-                assumed.push(format!("a ratio per bucket is solved for {one} alone; left out: {}", others.join(", ")));
-            }
-        }
+        assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
         let gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
         let mut plan = Self { problem, solved, policy: config.policy().name(), network, assumed, gain_assumed };
         plan.compare_with_dense(&config.time_to_quality());

@@ -34,6 +34,9 @@ pub(super) struct Searched {
     plans: f64,
     seed: u64,
     equal_energy: bool,
+    /// The compressor that was solved for, and those that were not.
+    family: Family,
+    left_out: Vec<Family>,
 }
 
 /// So many equal buckets of the gradient, or a file of them.
@@ -89,6 +92,8 @@ pub(super) fn solve(
         took: began.elapsed(),
         plans,
         seed: args.seed,
+        family,
+        left_out: space.compressors.iter().copied().filter(|other| *other != family).collect(),
         equal_energy: buckets.0.iter().any(|b| b.energy.is_none()),
         solution,
     };
@@ -122,8 +127,14 @@ fn bucket(row: &files::BucketRow, all: u64, whole: Option<&Profile>, space: &Spa
 }
 
 impl Searched {
-    pub(super) fn assumed(&self) -> Option<String> {
-        self.equal_energy.then(|| "every value of the gradient has the same energy: give energy per bucket".to_owned())
+    pub(super) fn assumed(&self) -> Vec<String> {
+        let energy = "every value of the gradient has the same energy: give energy per bucket";
+        let mut assumed: Vec<String> = self.equal_energy.then(|| energy.to_owned()).into_iter().collect();
+        if !self.left_out.is_empty() {
+            let names = self.left_out.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            assumed.push(format!("a ratio per bucket is solved for {} alone; left out: {names}", self.family));
+        }
+        assumed
     }
 
     /// Which solver, and why that one.
