@@ -7,7 +7,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step, add_messa
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::{Reader, Writer};
 use flexcomm_compression::{Energy, Layers, methods};
-use flexcomm_domain::spec::{CompressorSpec, Nature, Values};
+use flexcomm_domain::spec::{CompressorSpec, MEMORIES, MOMENTA, Nature, Param, Values};
 
 /// Every registered codec with each of its examples; with FLEXCOMM_CODECS="a b" only these, to work on them.
 pub(crate) fn every_strategy() -> Vec<CompressorSpec> {
@@ -47,6 +47,31 @@ fn codecs_to_test_are_named_or_refused() {
 /// A strategy that must be right.
 pub(crate) fn parse(text: &str) -> CompressorSpec {
     text.parse().unwrap_or_else(|e| panic!("failed to {e}"))
+}
+
+/// No memory and each that there is, as texts behind a codec. What must be given is 0.5.
+pub(crate) fn every_memory() -> Vec<String> {
+    let parts = MEMORIES.iter().map(|part| format!("+ef({}{})", part.name, given(part.params, ",")));
+    std::iter::once(String::new()).chain(parts).collect()
+}
+
+/// No momentum and each that there is, as texts behind a codec and its memory. What must be given is 0.5.
+pub(crate) fn every_momentum() -> Vec<String> {
+    let parts = MOMENTA.iter().map(|part| format!("+{}({})", part.name, given(part.params, "")));
+    std::iter::once(String::new()).chain(parts).collect()
+}
+
+/// Each memory, or none, with each momentum, or none.
+pub(crate) fn around_a_codec() -> Vec<String> {
+    let momenta = every_momentum();
+    every_memory().iter().flat_map(|memory| momenta.iter().map(move |momentum| format!("{memory}{momentum}"))).collect()
+}
+
+/// The parameters without defaults, as 0.5, the first behind `before`.
+fn given(params: &[Param], before: &str) -> String {
+    let required = params.iter().filter(|param| param.default.is_none());
+    let texts: Vec<String> = required.map(|param| format!("{}=0.5", param.name)).collect();
+    if texts.is_empty() { String::new() } else { format!("{before}{}", texts.join(",")) }
 }
 
 /// A shape with many rows and columns where n allows, so that low-rank codecs see a matrix.

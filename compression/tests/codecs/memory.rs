@@ -279,10 +279,10 @@ fn learning_rates_are_checked() {
 /// Refused gradients move no memory, no momentum and no codec; skipped ones count as zeros and are counted.
 #[test]
 fn gradients_that_are_not_finite() {
-    let memories = ["ef(vanilla)", "ef(efsign)", "ef(dgc,mu=0.9)", "ef(sgc,alpha=0.5)", "nesterov(mu=0.9)"];
+    let parts = [every_memory(), every_momentum()].concat();
     for codec in every_strategy() {
-        for memory in memories {
-            let text = format!("{codec}+{memory}");
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            let text = format!("{codec}{part}");
             let mut refusing = pipeline(&text, 50);
             let mut skipping = pipeline(&format!("{text}+nonfinite(skip)"), 50);
             for rank in [&mut refusing, &mut skipping] {
@@ -361,9 +361,8 @@ fn half_precision_gradients() {
 /// changes nothing.
 #[test]
 fn memories_are_restored() {
-    let memories = ["+ef(vanilla)", "+ef(efsign)", "+ef(dgc,mu=0.9)", "+ef(sgc,alpha=0.5)+nesterov(mu=0.5)", ""];
-    for memory in memories {
-        let text = format!("topk(k=0.1){memory}");
+    for around in around_a_codec() {
+        let text = format!("topk(k=0.1){around}");
         let mut first = pipeline("topk(k=0.2)+ef(vanilla)", N);
         (0..3).for_each(|index| drop(step(&mut first, &laplace(N, index), index, 0.1)));
         first.change(&parse(&text));

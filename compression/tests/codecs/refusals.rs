@@ -8,9 +8,6 @@ use flexcomm_compression::wire::Writer;
 /// Long enough that a pass collects candidates for top-k.
 const LONG: usize = 20_000;
 
-const MEMORIES: [&str; 5] = ["", "+ef(vanilla)", "+ef(efsign)", "+ef(dgc,mu=0)", "+ef(sgc,alpha=0.25)"];
-const MOMENTA: [&str; 2] = ["", "+nesterov(mu=0.5)"];
-
 fn pipeline(text: &str, n: usize) -> Pipeline {
     Pipeline::new(&parse(text), Layers::fused(n).unwrap(), Member::alone(3))
 }
@@ -49,8 +46,8 @@ fn refuse(pipeline: &mut Pipeline, n: usize, index: u64) {
 #[test]
 fn a_refused_step_is_forgotten_by_every_strategy_that_follows() {
     let codecs = ["topk(k=200)", "onebit(scaling=true)"];
-    let rest = || MEMORIES.iter().flat_map(|memory| MOMENTA.iter().map(move |momentum| format!("{memory}{momentum}")));
-    for (from, to) in rest().flat_map(|from| rest().map(move |to| (from.clone(), to))) {
+    let rest = around_a_codec();
+    for (from, to) in rest.iter().flat_map(|from| rest.iter().map(move |to| (from, to))) {
         for codec in codecs {
             let label = format!("{codec}{from} to {codec}{to}");
             let run = |refused: bool| {

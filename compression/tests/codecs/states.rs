@@ -57,7 +57,7 @@ fn a_state_of_something_else_is_refused_by_name_and_changes_nothing() {
 #[test]
 fn shapes_and_seeds_are_checked_around_every_codec() {
     for strategy in every_strategy() {
-        for memory in ["", "+ef(vanilla)", "+ef(efsign)", "+ef(dgc,mu=0.5)", "+ef(sgc,alpha=0.5)"] {
+        for memory in every_memory() {
             let text = format!("{strategy}{memory}");
             let state = saved(&used(&text, &[[6, 4], [1, 16]], 3));
             let read = |shapes: &[[usize; 2]], seed| pipeline(&text, shapes, seed).restore(&state);

@@ -6,9 +6,6 @@ use flexcomm_compression::codec::Shape;
 use flexcomm_compression::pipeline::{Gradient, Pipeline, StateError, Step};
 use flexcomm_compression::wire::Writer;
 
-const MEMORIES: [&str; 6] =
-    ["", "+ef(vanilla)", "+ef(vanilla,beta=0.5)", "+ef(efsign)", "+ef(dgc,mu=0.5)", "+ef(sgc,alpha=0.5)"];
-const MOMENTA: [&str; 2] = ["", "+nesterov(mu=0.5)"];
 const WORLD: u32 = 2;
 
 fn layers() -> Layers {
@@ -58,9 +55,11 @@ fn go(ranks: &mut Ranks, end: &str, index: u64) {
 }
 
 fn every_pipeline() -> impl Iterator<Item = String> {
-    let around =
-        || MEMORIES.iter().flat_map(|memory| MOMENTA.iter().map(move |momentum| format!("{memory}{momentum}")));
-    every_strategy().into_iter().flat_map(move |strategy| around().map(move |around| format!("{strategy}{around}")))
+    let decaying = every_momentum().into_iter().map(|momentum| format!("+ef(vanilla,beta=0.5){momentum}"));
+    let around: Vec<String> = around_a_codec().into_iter().chain(decaying).collect();
+    every_strategy()
+        .into_iter()
+        .flat_map(move |strategy| around.clone().into_iter().map(move |around| format!("{strategy}{around}")))
 }
 
 #[test]
