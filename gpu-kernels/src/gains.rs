@@ -14,13 +14,15 @@ pub const MOST_CANDIDATES: u64 = 4096;
 pub fn gains(
     device: &impl Device,
     feed: &Feed,
-    (ks, count, to): (Span, u64, Span),
+    ks: Span,
+    count: u64,
+    to: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     feed.check_inputs()?;
     require(count <= MOST_CANDIDATES, "candidates", count as f64, "at most 4096")?;
-    check(("the candidates", ks, 4 * count), ALIGN)?;
-    check(("the gains", to, 16 * count), ALIGN)?;
+    check("the candidates", ks, 4 * count, ALIGN)?;
+    check("the gains", to, 16 * count, ALIGN)?;
     let parts = Workspace::new(workspace, feed.n)?;
     device.zero(parts.zeroed)?;
     let kernel = feed.dtype.of(["gains_f32", "gains_f16", "gains_bf16"]);
@@ -32,7 +34,7 @@ pub fn gains(
 pub fn largest(device: &impl Device, feed: &Feed, to: Span) -> Result<(), LaunchError> {
     feed.check_inputs()?;
     require(feed.dtype == DType::F32, "bytes of a value", feed.dtype.bytes() as f64, "4: f32")?;
-    check(("the largest magnitude", to, 4), ALIGN)?;
+    check("the largest magnitude", to, 4, ALIGN)?;
     device.zero(to.part(0, 4))?;
     start(device, "largest_f32", feed.n.div_ceil(4), (feed.inputs(), to))
 }

@@ -2,10 +2,10 @@
 //! [`crate::pack`] packs in the form that it answers.
 
 use crate::feed::Feed;
-use crate::indices::{self, At, gather, subset};
+use crate::indices::random_k;
 use crate::launch::start;
-use crate::random::Random;
-use crate::select::{Form, Selected, Set, Tail, topk};
+use crate::random::{Random, RandomK};
+use crate::select::{Form, Selection, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
 use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
@@ -14,12 +14,13 @@ use crate::{Device, LaunchError, Span};
 pub fn hard_threshold(
     device: &impl Device,
     feed: &Feed,
-    (tau, to): (f32, &Selected),
+    tau: f32,
+    to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     require(tau > 0.0 && tau.is_finite(), "tau", tau.into(), "above 0, and finite")?;
-    threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
-    signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
+    threshold(device, feed, Threshold::Above { v: tau }, to, workspace)?;
+    signs(device, feed, to, false, tau, &Workspace::new(workspace, feed.n)?)?;
     Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
 }
 
@@ -59,30 +60,35 @@ fn beta(k: u64, s: u32) -> f64 {
 pub fn qsparse(
     device: &impl Device,
     feed: &Feed,
-    (k, method, to): (u64, Qsparse, &Selected),
+    k: u64,
+    method: Qsparse,
+    to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    topk(device, feed, (k, to), workspace)?;
+    topk(device, feed, k, to, workspace)?;
     let parts = Workspace::new(workspace, feed.n)?;
-    let bits = quantized(device, (feed, to), (k, method), &parts)?;
+    let bits = quantized(device, feed, to, k, method, &parts)?;
     Ok(Form { set: Set::Bare, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
-/// `qsparse(select=random)`: k values at indices that all ranks draw (`shared` is the step's, without a rank). `scratch` has
+/// `qsparse(select=random)`: values at indices that all ranks draw, whichever rank `drawn` names. `scratch` has
 /// [`crate::subset_scratch`] bytes.
 pub fn qsparse_random(
     device: &impl Device,
     feed: &Feed,
-    (k, method, shared): (u64, Qsparse, Random),
-    (to, scratch, workspace): (&Selected, Span, Span),
+    drawn: RandomK,
+    method: Qsparse,
+    to: &Selection,
+    scratch: Span,
+    workspace: Span,
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    require(k <= to.room, "k", k as f64, "there must be room for it")?;
-    subset(device, (feed.n, k, Random { rank: None, ..shared }), (scratch, to.indices))?;
-    indices::feed(device, feed, workspace)?;
-    gather(device, feed, (&At { k, indices: to.indices, values: to.values }, 1.0), workspace)?;
-    let bits = quantized(device, (feed, to), (k, method), &Workspace::new(workspace, feed.n)?)?;
+    let RandomK { k, random, .. } = drawn;
+    require(k <= to.len, "k", k as f64, "there must be room for it")?;
+    let shared = RandomK { random: Random { rank: None, ..random }, ..drawn };
+    random_k(device, feed, shared, &Selection { len: k, ..*to }, scratch, workspace)?;
+    let bits = quantized(device, feed, to, k, method, &Workspace::new(workspace, feed.n)?)?;
     Ok(Form { set: Set::Known, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
@@ -94,13 +100,15 @@ fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
 /// The list becomes codes; answers their bits.
 fn quantized(
     device: &impl Device,
-    (feed, to): (&Feed, &Selected),
-    (k, method): (u64, Qsparse),
+    feed: &Feed,
+    to: &Selection,
+    k: u64,
+    method: Qsparse,
     parts: &Workspace,
 ) -> Result<u32, LaunchError> {
     start(device, "list_norm", k, (to.values, method == Qsparse::Signs, parts.ends()))?;
     let Qsparse::Levels { s, scaled, random } = method else {
-        signs(device, (feed, to), (true, 0.0), parts)?;
+        signs(device, feed, to, true, 0.0, parts)?;
         return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
@@ -111,10 +119,12 @@ fn quantized(
 
 fn signs(
     device: &impl Device,
-    (feed, to): (&Feed, &Selected),
-    (by_norm, tau): (bool, f32),
+    feed: &Feed,
+    to: &Selection,
+    by_norm: bool,
+    tau: f32,
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
     let lists = [feed.compensated, to.indices, to.values];
-    start(device, "list_signs", to.room, (lists, by_norm, tau, parts.ends()))
+    start(device, "list_signs", to.len, (lists, by_norm, tau, parts.ends()))
 }

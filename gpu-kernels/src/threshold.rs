@@ -3,7 +3,7 @@
 use crate::feed::Feed;
 use crate::launch::{Words, launch, start};
 use crate::random::Random;
-use crate::select::{Selected, begin, settle, take};
+use crate::select::{Selection, begin, settle, take};
 use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
 use flexcomm_compression::random::philox;
@@ -71,12 +71,13 @@ struct Call<'a, D> {
     parts: Workspace,
 }
 
-/// Error feedback, selection by a threshold, and the memory's update. At most `to.room` values are selected; with less room than
+/// Error feedback, selection by a threshold, and the memory's update. At most `to.len` values are selected; with less room than
 /// the method may need, what is left over stays in the memory and the outcome says so.
 pub fn threshold(
     device: &impl Device,
     feed: &Feed,
-    (method, to): (Threshold, &Selected),
+    method: Threshold,
+    to: &Selection,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     feed.check()?;
@@ -88,10 +89,10 @@ pub fn threshold(
     let most = match method {
         Threshold::Above { v } => call.above(v)?,
         Threshold::MsTopK { k, random } => call.mstopk(k, random)?,
-        Threshold::Dgc { k, sample, most, random } => call.dgc((k, random), sample, most)?,
-        Threshold::Sidco { k, fit, first, stages } => call.sidco((k, fit), first, stages)?,
+        Threshold::Dgc { k, sample, most, random } => call.dgc(k, random, sample, most)?,
+        Threshold::Sidco { k, fit, first, stages } => call.sidco(k, fit, first, stages)?,
     };
-    take(device, feed, (to.room.min(most), to), &parts)
+    take(device, feed, to.len.min(most), to, &parts)
 }
 
 fn samples(n: u64, share: f64) -> u64 {
@@ -157,7 +158,7 @@ impl<D: Device> Call<'_, D> {
         Ok(k)
     }
 
-    fn dgc(&self, (k, random): (u64, Random), share: f64, most: f64) -> Result<u64, LaunchError> {
+    fn dgc(&self, k: u64, random: Random, share: f64, most: f64) -> Result<u64, LaunchError> {
         let (device, n) = (self.device, self.feed.n);
         self.begin(k)?;
         if n == 0 {
@@ -178,7 +179,7 @@ impl<D: Device> Call<'_, D> {
         Ok(most)
     }
 
-    fn sidco(&self, (k, fit): (u64, Fit), first: f64, stages: u32) -> Result<u64, LaunchError> {
+    fn sidco(&self, k: u64, fit: Fit, first: f64, stages: u32) -> Result<u64, LaunchError> {
         let n = self.feed.n;
         self.begin(0)?;
         if k == n {

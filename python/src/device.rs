@@ -94,11 +94,11 @@ impl FromPyObject<'_, '_> for BorrowedTensor {
 
 impl BorrowedTensor {
     /// Its memory, if kernels can use it.
-    pub(crate) fn buffer(self, place: Place) -> Result<(Box<dyn DeviceBuffer>, DeviceSpan), Failure> {
+    pub(crate) fn buffer(self, place: Place) -> Result<Box<dyn DeviceBuffer>, Failure> {
         let (gpu, memory) = (gpu(place.ordinal)?, self.span.on_device());
         let checked = gpu.check_memory("the memory that was given", memory);
         checked.map_err(|error| Failure::not_on_device(format!("failed to {error}")))?;
-        Ok((Box::new(BucketMemory::new(gpu, self.tensor)), memory))
+        Ok(Box::new(BucketMemory::new(gpu, memory, self.tensor)))
     }
 }
 
@@ -106,16 +106,21 @@ impl BorrowedTensor {
 #[derive(Debug)]
 pub(crate) struct BucketMemory<T> {
     gpu: &'static Gpu,
+    span: DeviceSpan,
     _memory: T,
 }
 
 impl<T> BucketMemory<T> {
-    pub(crate) fn new(gpu: &'static Gpu, memory: T) -> Self {
-        Self { gpu, _memory: memory }
+    pub(crate) fn new(gpu: &'static Gpu, span: DeviceSpan, memory: T) -> Self {
+        Self { gpu, span, _memory: memory }
     }
 }
 
 impl<T: std::fmt::Debug + Send> DeviceBuffer for BucketMemory<T> {
+    fn span(&self) -> DeviceSpan {
+        self.span
+    }
+
     fn fetch(&self, from: DeviceSpan, to: &mut [u8]) -> Result<(), LaunchError> {
         // Of whatever stream it was written on.
         self.gpu.wait().map_err(|error| LaunchError::Driver { kernel: "what came before", code: error.to_string() })?;
@@ -187,7 +192,7 @@ impl Core {
             let exchange = self.lock().exchange(index)?;
             let control = exchange.round().0.head_bytes();
             let (blocks, out) = (blocks.on_device(), out.on_device());
-            Ok(exchange.with(|bucket| bucket.add_on(&device, (blocks, control), out))?)
+            Ok(exchange.with(|bucket| bucket.add_on(&device, blocks, control, out))?)
         })
     }
 

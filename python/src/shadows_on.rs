@@ -54,7 +54,7 @@ impl Core {
         bucket.copy_to_host()?;
         if let Some(shadow) = session.shadows.shadow() {
             let residual = bucket.residual();
-            let moved = shadow.move_to_device(&device, (index, &residual[..]), memory.buffer(place)?);
+            let moved = shadow.move_to_device(&device, index, &residual, memory.buffer(place)?);
             moved.map_err(Failure::not_on_device)?;
         }
         Ok(ShadowNeeds::default())
@@ -99,7 +99,7 @@ impl Core {
             let mut session = self.lock();
             let (steps, generation) = (session.steps(), session.shadows.generation());
             let Some(shadow) = session.shadows.shadow() else { return Ok(None) };
-            match shadow.observe_on(&device, (index, values.on_device()), steps) {
+            match shadow.observe_on(&device, index, values.on_device(), steps) {
                 Ok(outcomes) => Ok(Some(ShadowStep { outcomes: outcomes.into(), generation })),
                 // They began between two buckets of this step.
                 Err(OnHost::Absent) => Ok(None),

@@ -101,11 +101,12 @@ impl Shadow {
     pub fn move_to_device(
         &mut self,
         device: &impl Copies,
-        (bucket, residual): (usize, &[f32]),
-        (buffer, memory): (Box<dyn DeviceBuffer>, Span),
+        bucket: usize,
+        residual: &[f32],
+        buffer: Box<dyn DeviceBuffer>,
     ) -> Result<(), OnHost> {
         let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
-        let layers = Layers::new(device, (&own.lengths(), &own.methods(0)), memory)?;
+        let layers = Layers::new(device, &own.lengths(), &own.methods(0), buffer.span())?;
         for (part, memory) in own.parts.iter().zip(layers.residual()) {
             let residual = part.sample.places.of(residual);
             if residual.iter().any(|value| *value != 0.0) {
@@ -119,12 +120,12 @@ impl Shadow {
 
     /// Launches a step of a bucket's candidates over the values at their coordinates (float32, gathered by the caller). What they
     /// find will lie in what is answered: bring it to [`Self::take_outcomes`] when the device has done it.
-    pub fn observe_on(&mut self, device: &impl Copies, (bucket, at): (usize, Span), step: u64) -> Result<Span, OnHost> {
+    pub fn observe_on(&mut self, device: &impl Copies, bucket: usize, at: Span, step: u64) -> Result<Span, OnHost> {
         let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
         let methods = own.methods(step);
         let Some((layers, _)) = &mut own.memory else { return Err(OnHost::Absent) };
         let gradient = Gradient { at, dtype: DType::F32, weights: (1.0, 1.0) };
-        layers.step(device, (gradient, true), &methods)?;
+        layers.step(device, gradient, true, &methods)?;
         Ok(layers.outcomes())
     }
 

@@ -2,8 +2,7 @@
 //! in flight. Every rank chooses, then takes its values at the agreed indices; [`crate::scatter`] of the sum is the gradient.
 
 use super::{Gradient, Layers};
-use crate::indices::{self, At, gather};
-use crate::select::Selected;
+use crate::indices::{self, gather};
 use crate::{Device, LaunchError, topk};
 
 /// Of a bucket that is compressed as one layer, in lists of its own.
@@ -16,8 +15,7 @@ impl Layers {
         match k {
             Some(k) => {
                 let at = self.lists(k)?;
-                let At { indices, values, .. } = at;
-                topk(device, &feed, (k, &Selected { indices, values, room: k }), workspace)?;
+                topk(device, &feed, k, &at, workspace)?;
                 indices::put(device, &feed, &at, workspace)?;
             }
             None => indices::feed(device, &feed, workspace)?,
@@ -31,7 +29,7 @@ impl Layers {
     /// compensated: they count as sent, unless [`Self::put_back`] follows. Zeros of a gradient that was refused.
     pub fn take_at(&mut self, device: &impl Device, k: u64) -> Result<(), LaunchError> {
         let feed = self.open.take().ok_or(LaunchError::Order("gather"))?;
-        gather(device, &feed, (&self.lists(k)?, 1.0), self.workspace())?;
+        gather(device, &feed, &self.lists(k)?, 1.0, self.workspace())?;
         self.keep_outcome(device)?;
         self.put_back();
         Ok(())

@@ -29,7 +29,7 @@ pub fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
         beta: 1.0,
         gamma: 1.0,
     };
-    gains(device, &feed, (candidates.span(), ks.len() as u64, to.span()), workspace.span()).unwrap();
+    gains(device, &feed, candidates.span(), ks.len() as u64, to.span(), workspace.span()).unwrap();
     let words: Vec<f64> = to.bytes().as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
     words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect()
 }

@@ -5,14 +5,14 @@ use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::pipeline::Gradient;
 use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse, qsparse_random};
-use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack, subset_scratch};
+use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, RandomK, Selection, Span, pack, subset_scratch};
 
 /// Two steps with error feedback.
 pub fn check(
     device: &Emulated,
     strategy: &str,
     gradient: &[f32],
-    call: impl Fn(&Feed, &Selected, Span, u64) -> Result<Form, LaunchError>,
+    call: impl Fn(&Feed, &Selection, Span, u64) -> Result<Form, LaunchError>,
 ) {
     let n = gradient.len();
     let source = Memory::of(gradient);
@@ -22,7 +22,7 @@ pub fn check(
         let step = Step1::new(n as u64, n as u64);
         let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
         let form = call(&feed, &to, step.workspace.span(), index as u64).unwrap();
-        pack(device, (&to, n as u64), (step.payload.span(), form), step.workspace.span()).unwrap();
+        pack(device, &to, n as u64, step.payload.span(), form, step.workspace.span()).unwrap();
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         let outcome = step.outcome();
@@ -40,7 +40,7 @@ fn hard_thresholds_are_the_cpus() {
             let Some(device) = Emulated::new(at as u64) else { return };
             for tau in [0.25f32, 0.5, 3.0, 1e6] {
                 check(&device, &format!("hardthreshold(tau={tau})"), &gradient, |feed, to, workspace, _| {
-                    hard_threshold(&device, feed, (tau, to), workspace)
+                    hard_threshold(&device, feed, tau, to, workspace)
                 });
             }
         }
@@ -59,12 +59,12 @@ fn qsparse_is_the_cpus() {
                     let text = format!("qsparse(k={k},s={s},scaled={scaled})");
                     check(&device, &text, &gradient, |feed, to, workspace, step| {
                         let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
-                        qsparse(&device, feed, (k64, Qsparse::Levels { s, scaled, random }, to), workspace)
+                        qsparse(&device, feed, k64, Qsparse::Levels { s, scaled, random }, to, workspace)
                     });
                 }
                 let text = format!("qsparse(k={k},quantize=sign)");
                 check(&device, &text, &gradient, |feed, to, workspace, _| {
-                    qsparse(&device, feed, (k64, Qsparse::Signs, to), workspace)
+                    qsparse(&device, feed, k64, Qsparse::Signs, to, workspace)
                 });
             }
         }
@@ -83,7 +83,8 @@ fn qsparse_with_random_indices_is_the_cpus() {
                     check(&device, &text, &gradient, |feed, to, workspace, step| {
                         let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
                         let method = s.map_or(Qsparse::Signs, |s| Qsparse::Levels { s, scaled: true, random });
-                        qsparse_random(&device, feed, (k as u64, method, random), (to, scratch.span(), workspace))
+                        let drawn = RandomK { k: k as u64, scaled: false, random };
+                        qsparse_random(&device, feed, drawn, method, to, scratch.span(), workspace)
                     });
                 }
             }
@@ -105,11 +106,11 @@ fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
         let random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
         let workspace = step.workspace.span();
         let form = match which {
-            0 => hard_threshold(&device, &feed, (0.5, &to), workspace),
-            1 => qsparse(&device, &feed, (50, Qsparse::Signs, &to), workspace),
-            _ => qsparse(&device, &feed, (50, Qsparse::Levels { s: 4, scaled: true, random }, &to), workspace),
+            0 => hard_threshold(&device, &feed, 0.5, &to, workspace),
+            1 => qsparse(&device, &feed, 50, Qsparse::Signs, &to, workspace),
+            _ => qsparse(&device, &feed, 50, Qsparse::Levels { s: 4, scaled: true, random }, &to, workspace),
         };
-        pack(&device, (&to, n as u64), (step.payload.span(), form.unwrap()), workspace).unwrap();
+        pack(&device, &to, n as u64, step.payload.span(), form.unwrap(), workspace).unwrap();
         let outcome = step.outcome();
         assert!(outcome.refused && outcome.norm == 0.0, "{outcome:?}");
         assert_eq!(outcome.kept, if which == 0 { 0 } else { 50 });

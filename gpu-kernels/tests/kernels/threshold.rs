@@ -17,8 +17,8 @@ fn run(device: &Emulated, method: Threshold, gradient: &Memory, memory: Option<&
     let n = gradient.span().bytes() / 4;
     let step = Step1::new(n, n);
     let feed = step.feed((n, DType::F32), gradient, memory);
-    threshold(device, &feed, (method, &step.to(n)), step.workspace.span()).unwrap();
-    pack(device, (&step.to(n), n), (step.payload.span(), form), step.workspace.span()).unwrap();
+    threshold(device, &feed, method, &step.to(n), step.workspace.span()).unwrap();
+    pack(device, &step.to(n), n, step.payload.span(), form, step.workspace.span()).unwrap();
     step
 }
 
@@ -130,7 +130,7 @@ fn what_finds_no_room_stays() {
     let gradient: Vec<f32> = (0..5000).map(|i| 1.0 + i as f32).collect();
     let (source, step) = (Memory::of(&gradient), Step1::new(5000, 700));
     let feed = step.feed((5000, DType::F32), &source, None);
-    threshold(&device, &feed, (Threshold::Above { v: 10.0 }, &step.to(700)), step.workspace.span()).unwrap();
+    threshold(&device, &feed, Threshold::Above { v: 10.0 }, &step.to(700), step.workspace.span()).unwrap();
     assert!(step.outcome().over && step.outcome().kept == 700);
     let mut left = gradient;
     left[10..710].fill(0.0);

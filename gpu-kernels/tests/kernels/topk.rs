@@ -6,7 +6,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, naive};
 use flexcomm_gpu_kernels::{
-    DType, Feed, Form, LaunchError, Outcome, Selected, Span, pack, payload_room, topk, workspace_bytes,
+    DType, Feed, Form, LaunchError, Outcome, Selection, Span, pack, payload_room, topk, workspace_bytes,
 };
 use half::{bf16, f16};
 
@@ -42,8 +42,8 @@ impl Step1 {
         }
     }
 
-    pub fn to(&self, room: u64) -> Selected {
-        Selected { indices: self.indices.span(), values: self.values.span(), room }
+    pub fn to(&self, len: u64) -> Selection {
+        Selection { indices: self.indices.span(), values: self.values.span(), len }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -86,9 +86,8 @@ pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &
     for (payload, residual, compensated, sent) in want {
         let step = Step1::new(n as u64, k as u64);
         let feed = step.feed((n as u64, dtype), gradient, memory.as_ref());
-        topk(device, &feed, (k as u64, &step.to(k as u64)), step.workspace.span()).unwrap();
-        pack(device, (&step.to(k as u64), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span())
-            .unwrap();
+        topk(device, &feed, k as u64, &step.to(k as u64), step.workspace.span()).unwrap();
+        pack(device, &step.to(k as u64), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         let outcome = step.outcome();
         assert_eq!((outcome.kept as usize, outcome.refused, outcome.over), (k, false, false));
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
@@ -140,8 +139,8 @@ fn a_strategy_without_memory_sends_the_gradient_itself() {
         let [(payload, ..), _] = reference("topk(k=499)", Gradient::F32(&gradient), n);
         let (step, source) = (Step1::new(n as u64, 499), Memory::of(&gradient));
         let feed = step.feed((n as u64, DType::F32), &source, None);
-        topk(&device, &feed, (499, &step.to(499)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(499), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        topk(&device, &feed, 499, &step.to(499), step.workspace.span()).unwrap();
+        pack(&device, &step.to(499), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert_eq!(step.payload(), payload);
     }
 }
@@ -156,7 +155,7 @@ fn no_order_of_threads_and_blocks_changes_anything() {
         let Some(device) = Emulated::new(seed) else { return };
         let (step, source) = (Step1::new(n as u64, 5000), Memory::of(&gradient));
         let feed = step.feed((n as u64, DType::F32), &source, None);
-        topk(&device, &feed, (5000, &step.to(5000)), step.workspace.span()).unwrap();
+        topk(&device, &feed, 5000, &step.to(5000), step.workspace.span()).unwrap();
         assert_eq!(step.indices.u32s(), want, "seed {seed}");
     }
 }
@@ -201,8 +200,8 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
         let (gradient, memory) = (Memory::of(&gradient), Memory::of(&memory));
         let step = Step1::new(n as u64, 50);
         let feed = step.feed((n as u64, DType::F32), &gradient, Some(&memory));
-        topk(&device, &feed, (50, &step.to(50)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(50), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        topk(&device, &feed, 50, &step.to(50), step.workspace.span()).unwrap();
+        pack(&device, &step.to(50), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert!(step.outcome().refused);
         assert_eq!(step.compensated.bytes(), memory.bytes());
         assert_eq!(step.values.f32s(), [0.0; 50]);
@@ -222,8 +221,8 @@ fn weights_are_rounded_as_on_the_cpu() {
         let step = Step1::new(n as u64, 30);
         let mut feed = step.feed((n as u64, DType::F32), &source, memory.as_ref());
         (feed.beta, feed.gamma) = (0.7, 0.3);
-        topk(&device, &feed, (30, &step.to(30)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(30), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        topk(&device, &feed, 30, &step.to(30), step.workspace.span()).unwrap();
+        pack(&device, &step.to(30), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert_eq!((step.payload(), bits(&step.compensated.f32s())), (payload, bits(&residual)));
         memory = Some(step.compensated);
     }
@@ -259,9 +258,9 @@ fn bad_calls_are_refused_before_anything_is_launched() {
         beta: 1.0,
         gamma: 1.0,
     };
-    let to = Selected { indices: span(0x4_0000, 400), values: span(0x5_0000, 400), room: 100 };
+    let to = Selection { indices: span(0x4_0000, 400), values: span(0x5_0000, 400), len: 100 };
     let workspace = span(0x10_0000, workspace_bytes(n));
-    let call = |feed: Feed, k: u64, to: Selected, workspace| topk(&Never, &feed, (k, &to), workspace).unwrap_err();
+    let call = |feed: Feed, k: u64, to: Selection, workspace| topk(&Never, &feed, k, &to, workspace).unwrap_err();
     let text = |error: LaunchError| error.to_string();
     let long = Feed { n: 1 << 31, ..good };
     assert_eq!(call(long, 1, to, workspace), LaunchError::TooLong(1 << 31));
