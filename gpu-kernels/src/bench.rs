@@ -3,9 +3,10 @@
 use crate::device::{Copies, Device};
 use crate::low_rank::{self, Factors, Layer, LowRank};
 use crate::{
-    Allocation, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Form, Gpu, LaunchError, LoadError,
-    MemoryError, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selection, Set, Span, Stream, Tail, Target,
-    Threshold, feed, gains, gather, largest, pack, payload_room, scatter, subset_scratch, workspace_bytes,
+    Allocation, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, ErrorFeedback, Fit, Form, Gpu, LaunchError,
+    LoadError, MemoryError, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selection, Set, Span, Stream, Tail,
+    Target, Threshold, compensate, gains, gather, largest, pack, payload_room, scatter, subset_scratch,
+    workspace_bytes,
 };
 
 /// Failed to measure.
@@ -202,11 +203,11 @@ impl<'a> Power<'a> {
         let device = stream.blas(blas, self.workspace.span());
         let [warm, left, scratch] = self.memory.each_ref().map(Allocation::span);
         let [p, q] = self.sent.each_ref().map(Allocation::span);
-        let feed = buffers.feed();
+        let feedback = buffers.feedback();
         let step = low_rank::Step { n: buffers.n, workspace: buffers.workspace.span() };
-        let (matrix, factors) = (feed.compensated.part(0, 4 * self.values), Factors { warm, left, scratch });
+        let (matrix, factors) = (feedback.compensated.part(0, 4 * self.values), Factors { warm, left, scratch });
         let layer = Layer { shape: self.shape, matrix, factors };
-        low_rank::begin(&device, &feed, step.workspace)?;
+        low_rank::begin(&device, &feedback, step.workspace)?;
         low_rank::left(&device, &layer, RANDOM, p, &step)?;
         low_rank::right(&device, &layer, p, 1.0, q, &step)?;
         low_rank::keep_warm(&device, &layer, q, 1.0, &step)

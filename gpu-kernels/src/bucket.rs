@@ -20,8 +20,8 @@ use crate::random::RandomK;
 use crate::select::{Form, Selection, payload_room};
 use crate::workspace::workspace_bytes;
 use crate::{
-    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Target, Threshold, add, add_sized,
-    quantize, three_lc, threshold, topk,
+    DType, Device, ErrorFeedback, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Target, Threshold, add,
+    add_sized, quantize, three_lc, threshold, topk,
 };
 
 /// What a step does, with the random numbers of this step and rank where it has any.
@@ -171,32 +171,32 @@ impl Room {
     pub(crate) fn compress(
         &self,
         device: &impl Device,
-        feed: &Feed,
+        feedback: &ErrorFeedback,
         method: Method,
         payload: Span,
     ) -> Result<Option<Form>, LaunchError> {
-        let (to, Self { indices, values, workspace, scratch }) = (self.list(method, feed.n), *self);
+        let (to, Self { indices, values, workspace, scratch }) = (self.list(method, feedback.n), *self);
         match method {
-            Method::TopK(k) => topk(device, feed, k, &to, workspace).map(|()| Some(Form::FIXED)),
+            Method::TopK(k) => topk(device, feedback, k, &to, workspace).map(|()| Some(Form::FIXED)),
             Method::Threshold(how) => {
                 let form = if matches!(how, Threshold::MsTopK { .. }) { Form::FIXED } else { Form::VARYING };
-                threshold(device, feed, how, &to, workspace).map(|()| Some(form))
+                threshold(device, feedback, how, &to, workspace).map(|()| Some(form))
             }
-            Method::HardThreshold(tau) => hybrid::hard_threshold(device, feed, tau, &to, workspace).map(Some),
-            Method::Qsparse(k, how) => hybrid::qsparse(device, feed, k, how, &to, workspace).map(Some),
+            Method::HardThreshold(tau) => hybrid::hard_threshold(device, feedback, tau, &to, workspace).map(Some),
+            Method::Qsparse(k, how) => hybrid::qsparse(device, feedback, k, how, &to, workspace).map(Some),
             Method::QsparseRandom(how, drawn) => {
-                hybrid::qsparse_random(device, feed, drawn, how, &to, scratch, workspace).map(Some)
+                hybrid::qsparse_random(device, feedback, drawn, how, &to, scratch, workspace).map(Some)
             }
             Method::RandomK(how) => {
                 let values = if how.is_shared() { payload } else { values };
                 let at = Selection { len: how.k, indices, values: values.part(0, 4 * how.k) };
-                indices::random_k(device, feed, how, &at, scratch, workspace)?;
+                indices::random_k(device, feedback, how, &at, scratch, workspace)?;
                 Ok((!how.is_shared()).then_some(Form::FIXED))
             }
             Method::Quantize(quantizer, random) => {
-                quantize(device, feed, quantizer, random, payload, workspace).map(|()| None)
+                quantize(device, feedback, quantizer, random, payload, workspace).map(|()| None)
             }
-            Method::ThreeLc(s) => three_lc::compress(device, feed, s, payload, workspace).map(|()| None),
+            Method::ThreeLc(s) => three_lc::compress(device, feedback, s, payload, workspace).map(|()| None),
         }
     }
 }

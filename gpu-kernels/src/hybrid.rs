@@ -1,7 +1,7 @@
 //! Methods that select and send what is selected in few bits. Each ends with a list of indices and codes, which
 //! [`crate::pack`] packs in the form that it answers.
 
-use crate::feed::Feed;
+use crate::feedback::ErrorFeedback;
 use crate::indices::random_k;
 use crate::launch::start;
 use crate::random::{Random, RandomK};
@@ -13,14 +13,14 @@ use crate::{Device, LaunchError, Span};
 /// `hardthreshold` (Strom 2015): ±tau for every magnitude above tau.
 pub fn hard_threshold(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     tau: f32,
     to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     require(tau > 0.0 && tau.is_finite(), "tau", tau.into(), "above 0, and finite")?;
-    threshold(device, feed, Threshold::Above { v: tau }, to, workspace)?;
-    signs(device, feed, to, false, tau, &Workspace::new(workspace, feed.n)?)?;
+    threshold(device, feedback, Threshold::Above { v: tau }, to, workspace)?;
+    signs(device, feedback, to, false, tau, &Workspace::new(workspace, feedback.n)?)?;
     Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
 }
 
@@ -59,16 +59,16 @@ fn beta(k: u64, s: u32) -> f64 {
 /// `qsparse(select=top)` (Basu et al. 2019): the k largest, quantized.
 pub fn qsparse(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     k: u64,
     method: Qsparse,
     to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    topk(device, feed, k, to, workspace)?;
-    let parts = Workspace::new(workspace, feed.n)?;
-    let bits = quantized(device, feed, to, k, method, &parts)?;
+    topk(device, feedback, k, to, workspace)?;
+    let parts = Workspace::new(workspace, feedback.n)?;
+    let bits = quantized(device, feedback, to, k, method, &parts)?;
     Ok(Form { set: Set::Bare, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
@@ -76,7 +76,7 @@ pub fn qsparse(
 /// [`crate::subset_scratch`] bytes.
 pub fn qsparse_random(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     drawn: RandomK,
     method: Qsparse,
     to: &Selection,
@@ -87,8 +87,8 @@ pub fn qsparse_random(
     let RandomK { k, random, .. } = drawn;
     require(k <= to.len, "k", k as f64, "there must be room for it")?;
     let shared = RandomK { random: Random { rank: None, ..random }, ..drawn };
-    random_k(device, feed, shared, &Selection { len: k, ..*to }, scratch, workspace)?;
-    let bits = quantized(device, feed, to, k, method, &Workspace::new(workspace, feed.n)?)?;
+    random_k(device, feedback, shared, &Selection { len: k, ..*to }, scratch, workspace)?;
+    let bits = quantized(device, feedback, to, k, method, &Workspace::new(workspace, feedback.n)?)?;
     Ok(Form { set: Set::Known, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
@@ -100,7 +100,7 @@ fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
 /// The list becomes codes; answers their bits.
 fn quantized(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     to: &Selection,
     k: u64,
     method: Qsparse,
@@ -108,23 +108,23 @@ fn quantized(
 ) -> Result<u32, LaunchError> {
     start(device, "list_norm", k, (to.values, method == Qsparse::Signs, parts.ends()))?;
     let Qsparse::Levels { s, scaled, random } = method else {
-        signs(device, feed, to, true, 0.0, parts)?;
+        signs(device, feedback, to, true, 0.0, parts)?;
         return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
-    let lists = [feed.compensated, to.indices, to.values];
+    let lists = [feedback.compensated, to.indices, to.values];
     start(device, "list_levels", k, (lists, s, divisor, random.stream(1), parts.ends()))?;
     Ok(method.bits())
 }
 
 fn signs(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     to: &Selection,
     by_norm: bool,
     tau: f32,
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
-    let lists = [feed.compensated, to.indices, to.values];
+    let lists = [feedback.compensated, to.indices, to.values];
     start(device, "list_signs", to.len, (lists, by_norm, tau, parts.ends()))
 }

@@ -1,7 +1,7 @@
 //! Values at indices that are known: what AR-Topk exchanges, and random-k. Lists are read word by word, so they begin at
 //! multiples of 4; payloads as they arrive are for [`crate::add_lists`].
 
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feedback::{ALIGN, ErrorFeedback, WORD};
 use crate::launch::{launch, start};
 use crate::random::{Random, RandomK};
 use crate::select::Selection;
@@ -9,54 +9,59 @@ use crate::workspace::{Target, Workspace, check, check_apart, check_count, requi
 use crate::{Device, LaunchError, Span};
 
 /// Error feedback alone, for a rank whose own selection is not needed; [`gather`] then takes.
-pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub fn compensate(device: &impl Device, feedback: &ErrorFeedback, workspace: Span) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     device.zero(parts.zeroed)?;
-    feed.compensate(device, 0, 0.0, Span::NONE, &parts)
+    feedback.compensate(device, 0, 0.0, Span::NONE, &parts)
 }
 
-/// Takes `factor` times the values at the indices out of what [`feed`] has compensated with this workspace. Indices that lie
+/// Takes `factor` times the values at the indices out of what [`compensate`] has compensated with this workspace. Indices that lie
 /// beyond n take nothing; the outcome's `over` then says so.
 pub fn gather(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     at: &Selection,
     factor: f32,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     at.check()?;
-    check_apart(("compensated", feed.compensated), ("the values", at.values))?;
+    check_apart(("compensated", feedback.compensated), ("the values", at.values))?;
     require(factor.is_finite(), "factor", factor.into(), "it must be finite")?;
-    start(device, "keep", feed.n, (feed.residual(), parts.outcome))?;
+    start(device, "keep", feedback.n, (feedback.residual(), parts.outcome))?;
     let lists = (at.indices, at.len, factor, at.values);
-    start(device, "gather", at.len, (feed.compensated, feed.n, lists, parts.ends()))
+    start(device, "gather", at.len, (feedback.compensated, feedback.n, lists, parts.ends()))
 }
 
 /// Error feedback, k indices at random to `at`, and the values there, taken out of the compensated gradient. `scratch` has
 /// [`subset_scratch`] bytes.
 pub fn random_k(
     device: &impl Device,
-    compensated: &Feed,
+    compensated: &ErrorFeedback,
     how: RandomK,
     at: &Selection,
     scratch: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     subset(device, compensated.n, how.k, how.random, scratch, at.indices)?;
-    feed(device, compensated, workspace)?;
+    compensate(device, compensated, workspace)?;
     gather(device, compensated, at, how.factor(compensated.n), workspace)
 }
 
 /// Puts values where [`crate::topk`] has taken them: the compensated gradient is then whole again. Where the gradient was refused nothing was
 /// taken.
-pub(crate) fn put(device: &impl Device, feed: &Feed, at: &Selection, workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub(crate) fn put(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    at: &Selection,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     at.check()?;
-    start(device, "put", at.len, (feed.compensated, feed.n, at.indices, at.values, at.len, parts.outcome))
+    start(device, "put", at.len, (feedback.compensated, feedback.n, at.indices, at.values, at.len, parts.outcome))
 }
 
 /// `out += scale * values` at the indices; those beyond n are left out.

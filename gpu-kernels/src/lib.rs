@@ -10,7 +10,7 @@ pub mod bucket;
 mod cache;
 mod device;
 mod error;
-mod feed;
+mod feedback;
 mod gains;
 pub mod hybrid;
 mod indices;
@@ -34,9 +34,9 @@ pub use device::{
     OnStream, Span, Stream, THREADS, in_environment,
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
-pub use feed::{DType, Feed};
+pub use feedback::{DType, ErrorFeedback};
 pub use gains::{MOST_CANDIDATES, gains, largest};
-pub use indices::{add_mean, feed, gather, random_k, scatter, subset, subset_scratch};
+pub use indices::{add_mean, compensate, gather, random_k, scatter, subset, subset_scratch};
 pub use lists::{ListRoom, Lists, add_lists, list_bytes, lists_room};
 pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};

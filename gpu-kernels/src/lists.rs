@@ -1,7 +1,7 @@
 //! Payloads of k of n values as they arrive, read where they lie: their parts' places follow from n and k, so that no host has
 //! to look at them before they are added up.
 
-use crate::feed::WORD;
+use crate::feedback::WORD;
 use crate::launch::{launch, start};
 use crate::workspace::{check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS, Target};

@@ -4,7 +4,7 @@
 //!
 //! Payloads are those of `compression` (round 0 P, round 1 Q, f32), equal up to the order of sums in the products.
 
-use crate::feed::Feed;
+use crate::feedback::ErrorFeedback;
 use crate::indices;
 use crate::launch::{launch, start};
 use crate::random::Random;
@@ -118,9 +118,9 @@ impl Layer {
 }
 
 /// Error feedback of a bucket, before its layers. A gradient that is refused leaves the memory, and its layers send zeros.
-pub fn begin(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
-    indices::feed(device, feed, workspace)?;
-    start(device, "keep", feed.n, (feed.residual(), Workspace::new(workspace, feed.n)?.outcome))
+pub fn begin(device: &impl Device, feedback: &ErrorFeedback, workspace: Span) -> Result<(), LaunchError> {
+    indices::compensate(device, feedback, workspace)?;
+    start(device, "keep", feedback.n, (feedback.residual(), Workspace::new(workspace, feedback.n)?.outcome))
 }
 
 /// What the calls of a step share: the bucket's values and workspace, as in [`begin`].

@@ -3,7 +3,7 @@
 //! Norms of whole tensors are rounded from sums in f64 whose order is not the CPU side's: about one in 10^8 of ‖x‖₂, mean |x|
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::launch::{Words, start};
 use crate::random::Random;
 use crate::ranges;
@@ -255,21 +255,21 @@ impl Half {
 /// of their own; nothing waits, and a CUDA graph can capture them (with a step's random numbers fixed in it).
 pub fn quantize(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     method: Quantizer,
     random: Random,
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    feed.check()?;
-    method.check(feed.n)?;
-    feed.check_payload(payload, method.payload_bytes(feed.n))?;
-    let call = Call { device, feed, parts: Workspace::new(workspace, feed.n)?, payload };
+    feedback.check()?;
+    method.check(feedback.n)?;
+    feedback.check_payload(payload, method.payload_bytes(feedback.n))?;
+    let call = Call { device, feedback, parts: Workspace::new(workspace, feedback.n)?, payload };
     device.zero(call.parts.zeroed)?;
     if let Quantizer::Signs | Quantizer::SignsAlone = method {
         return call.signs(if method == Quantizer::Signs { 1.0 } else { 0.0 });
     }
-    let (n, codes) = (feed.n, method.codes(feed.n));
+    let (n, codes) = (feedback.n, method.codes(feedback.n));
     // A tensor of one bucket has its norm in front; EightBit's lies there too.
     let in_front = match codes {
         Some(codes) => codes.bucket >= n && n > 0,
@@ -279,7 +279,7 @@ pub fn quantize(
         },
     };
     let (kind, parameter) = method.norm();
-    feed.compensate(device, kind, parameter, if in_front { payload } else { Span::NONE }, &call.parts)?;
+    feedback.compensate(device, kind, parameter, if in_front { payload } else { Span::NONE }, &call.parts)?;
     if let Some(codes) = codes {
         return call.codes(method, codes, random);
     }
@@ -298,18 +298,18 @@ pub fn quantize(
 /// Error feedback and its sign bits, with nothing taken out: signs times a norm of 0.
 pub(crate) fn signs_alone(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     let random = Random { seed: 0, step: 0, tensor: 0, rank: None };
-    quantize(device, feed, Quantizer::SignsAlone, random, payload, workspace)
+    quantize(device, feedback, Quantizer::SignsAlone, random, payload, workspace)
 }
 
 /// What all launches of a call share.
 pub(crate) struct Call<'a, D> {
     pub(crate) device: &'a D,
-    pub(crate) feed: &'a Feed,
+    pub(crate) feedback: &'a ErrorFeedback,
     pub(crate) parts: Workspace,
     pub(crate) payload: Span,
 }
@@ -317,21 +317,21 @@ pub(crate) struct Call<'a, D> {
 impl<D: Device> Call<'_, D> {
     /// Launches a kernel that writes the payload and takes what it stands for out of the compensated gradient.
     pub(crate) fn take(&self, kernel: &'static str, threads: u64, arguments: impl Words) -> Result<(), LaunchError> {
-        let all = (self.feed.residual(), self.payload, arguments, self.parts.ends());
+        let all = (self.feedback.residual(), self.payload, arguments, self.parts.ends());
         start(self.device, kernel, threads, all)
     }
 
     /// Signs that stand for `norm` each: all in one pass, and another that does nothing but for a refused gradient.
     fn signs(&self, norm: f32) -> Result<(), LaunchError> {
-        let (feed, kernel) = (self.feed, self.feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]));
+        let (feedback, kernel) = (self.feedback, self.feedback.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]));
         // A warp works on 1024 values at a time.
-        start(self.device, kernel, feed.n.div_ceil(32), (feed.words(), norm, self.payload, self.parts.ends()))?;
-        let undone = (feed.memory, feed.compensated, feed.n, self.payload, self.parts.outcome);
-        start(self.device, "signs_undo", feed.n.div_ceil(8), undone)
+        start(self.device, kernel, feedback.n.div_ceil(32), (feedback.words(), norm, self.payload, self.parts.ends()))?;
+        let undone = (feedback.memory, feedback.compensated, feedback.n, self.payload, self.parts.outcome);
+        start(self.device, "signs_undo", feedback.n.div_ceil(8), undone)
     }
 
     fn codes(&self, method: Quantizer, codes: Codes, random: Random) -> Result<(), LaunchError> {
-        let (Codes { kernels, bucket, .. }, Feed { compensated, n, .. }) = (codes, *self.feed);
+        let (Codes { kernels, bucket, .. }, ErrorFeedback { compensated, n, .. }) = (codes, *self.feedback);
         if bucket < n {
             let arguments = (compensated, n, bucket, method.norm().0, self.payload, self.parts.outcome);
             start(self.device, "norms", 8 * n.div_ceil(bucket), arguments)?;

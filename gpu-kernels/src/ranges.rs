@@ -1,13 +1,13 @@
 //! 1-bit SGD, min-max 8-bit and INCEPTIONN: payloads with more than a norm and codes.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::launch::{launch, start};
 use crate::quantize::Call;
 use crate::workspace::{Target, Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Quantizer, Span};
 
 pub(crate) fn sides<D: Device>(call: &Call<'_, D>, threshold: f32, columns: u32) -> Result<(), LaunchError> {
-    let (Feed { compensated, n, .. }, cols) = (*call.feed, u64::from(columns));
+    let (ErrorFeedback { compensated, n, .. }, cols) = (*call.feedback, u64::from(columns));
     if cols > 1 {
         let arguments = (compensated, n / cols, cols, threshold, call.payload, call.parts.outcome);
         start(call.device, "side_columns", cols, arguments)?;
@@ -25,7 +25,7 @@ fn sizes(bound: u32) -> [u32; 2] {
 }
 
 pub(crate) fn inceptionn<D: Device>(call: &Call<'_, D>, bound: u32) -> Result<(), LaunchError> {
-    let (Feed { compensated, n, .. }, parts) = (*call.feed, &call.parts);
+    let (ErrorFeedback { compensated, n, .. }, parts) = (*call.feedback, &call.parts);
     count(call.device, compensated, n, call.payload, bound, parts)?;
     call.take("put_sizes", n.div_ceil(EACH), (sizes(bound), parts.tiles, parts.sums))
 }

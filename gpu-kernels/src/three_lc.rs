@@ -1,6 +1,6 @@
 //! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::indices;
 use crate::launch::{launch, start};
 use crate::workspace::{Target, Workspace, check, check_apart, check_count, require};
@@ -15,14 +15,20 @@ pub fn payload_bytes(n: u64) -> u64 {
 }
 
 /// Error feedback and the payload, whose length is in the outcome; `s` is the sparsity multiplier, from 1 to below 2.
-pub fn compress(device: &impl Device, feed: &Feed, s: f64, payload: Span, workspace: Span) -> Result<(), LaunchError> {
+pub fn compress(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    s: f64,
+    payload: Span,
+    workspace: Span,
+) -> Result<(), LaunchError> {
     require((1.0..2.0).contains(&s), "s", s, "from 1 to below 2")?;
-    feed.check_payload(payload, payload_bytes(feed.n))?;
-    indices::feed(device, feed, workspace)?;
-    let (n, parts, count) = (feed.n, Workspace::new(workspace, feed.n)?, feed.n.div_ceil(5));
+    feedback.check_payload(payload, payload_bytes(feedback.n))?;
+    indices::compensate(device, feedback, workspace)?;
+    let (n, parts, count) = (feedback.n, Workspace::new(workspace, feedback.n)?, feedback.n.div_ceil(5));
     // What is listed elsewhere has room for more bytes than these.
     let Workspace { list: bytes, tiles, sums, outcome, .. } = parts;
-    start(device, "quartic", count, (feed.residual(), s, bytes, tiles, parts.ends()))?;
+    start(device, "quartic", count, (feedback.residual(), s, bytes, tiles, parts.ends()))?;
     launch(device, "scan_last", 1, (tiles, count.div_ceil(TILE)))?;
     start(device, "count_runs", count, (bytes, n, tiles, sums))?;
     launch(device, "scan_runs", 1, (sums, count.div_ceil(TILE), outcome))?;

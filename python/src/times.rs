@@ -6,7 +6,7 @@ use crate::guard::Failure;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{CodecCost, CompressionRatio, Family, default_compressors};
-use flexcomm_exchange::{Arrived, Bucket, HEAD_BYTES, OnHost, Param, Status, head};
+use flexcomm_exchange::{Arrived, Bucket, HEAD_BYTES, NotOnDevice, Param, Status, head};
 use flexcomm_gpu_kernels::bench::{RUNS, median};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Allocation, DType, Gpu, OnStream, Span, Stream};
@@ -150,9 +150,9 @@ impl<'a> Loopback<'a> {
     }
 }
 
-fn on_host(why: OnHost) -> Failure {
+fn on_host(why: NotOnDevice) -> Failure {
     match why {
-        OnHost::Launch(error) => error.into(),
+        NotOnDevice::Launch(error) => error.into(),
         other => Failure::not_on_device(other),
     }
 }

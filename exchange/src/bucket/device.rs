@@ -28,7 +28,7 @@ const REFUSED_BYTES: u64 = 4;
 
 /// Why a bucket that lies on a device is compressed on the host.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum OnHost {
+pub enum NotOnDevice {
     /// AR-Topk of another selection than top-k of one tensor.
     #[error(
         "AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone"
@@ -136,18 +136,18 @@ fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchErro
 }
 
 impl Bucket {
-    fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
+    fn plan(&self) -> Result<(Plan, Vec<Method>), NotOnDevice> {
         let pipeline = &self.run.pipeline;
         // Without a memory, an older strategy's residual goes out first.
         let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)
             .filter(|plan| plan.keeps || !pipeline.has_residual())
-            .ok_or_else(|| OnHost::Parts(pipeline.spec().to_string()))?;
+            .ok_or_else(|| NotOnDevice::Parts(pipeline.spec().to_string()))?;
         let methods = plan.methods(0).unwrap_or_default();
         Ok((plan, methods))
     }
 
     /// Bytes of device memory that it needs, aligned to 256; or why kernels cannot do it.
-    pub fn device_bytes(&self) -> Result<u64, OnHost> {
+    pub fn device_bytes(&self) -> Result<u64, NotOnDevice> {
         let (plan, methods) = self.plan()?;
         Ok(Layers::bytes(&plan.lengths(), &methods)? + room_bytes(&plan, &methods, self.member.world))
     }
@@ -158,7 +158,7 @@ impl Bucket {
     }
 
     /// Moves the residual to the device, into `buffer`.
-    pub fn move_to_device(&mut self, device: &impl Copies, buffer: Box<dyn DeviceBuffer>) -> Result<(), OnHost> {
+    pub fn move_to_device(&mut self, device: &impl Copies, buffer: Box<dyn DeviceBuffer>) -> Result<(), NotOnDevice> {
         let ((plan, methods), memory) = (self.plan()?, buffer.span());
         let lengths = plan.lengths();
         let bytes = Layers::bytes(&lengths, &methods)?;
@@ -205,13 +205,14 @@ impl Bucket {
         Ok(())
     }
 
-    fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), OnHost> {
+    fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), NotOnDevice> {
         let (step, pipeline) = (self.step, &self.run.pipeline);
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
         own.layers.step(device, gradient, own.plan.keeps, &own.methods)?;
         own.did_step(step);
         if let Some(payload) = own.plan.staying(&own.methods).filter(|_| pipeline.factor_bytes() == 0) {
-            own.header = Some(framed(pipeline, step, payload).map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?);
+            own.header =
+                Some(framed(pipeline, step, payload).map_err(|_| NotOnDevice::Parts(pipeline.spec().to_string()))?);
             return Ok(());
         }
         match own.fetch(device, pipeline, step, &mut self.message) {
@@ -248,8 +249,8 @@ impl Bucket {
 
     /// Writes this rank's block: the header, whose status is corrected where the gradient is not finite, and the message.
     /// Where it fails, the residual is as before, and the host can do it.
-    pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), OnHost> {
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+    pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), NotOnDevice> {
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
         let written = own.write_block(device, control, block);
         if written.is_err() {
             own.put_back();
@@ -317,10 +318,10 @@ impl Bucket {
     }
 
     /// AR-Topk: error feedback and, where this rank may lead, its selection, whose indices are fetched: the host waits.
-    fn choose_on(&mut self, device: &impl Copies, gradient: Gradient, leader: Leader) -> Result<(), OnHost> {
+    fn choose_on(&mut self, device: &impl Copies, gradient: Gradient, leader: Leader) -> Result<(), NotOnDevice> {
         let spec = *self.spec();
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
-        let [Method::TopK(k)] = own.methods[..] else { return Err(OnHost::Selection(spec.to_string())) };
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
+        let [Method::TopK(k)] = own.methods[..] else { return Err(NotOnDevice::Selection(spec.to_string())) };
         let may_lead = leader.may_be(self.member.rank);
         own.layers.choose(device, gradient, may_lead.then_some(k))?;
         let outcome = fetch_outcome(device, own.layers.outcomes())?;
@@ -389,12 +390,12 @@ impl Bucket {
 impl<D: Copies> Place for D {
     type Values<'a> = Gradient;
     type Mean<'a> = Span;
-    type Error = OnHost;
+    type Error = NotOnDevice;
 
-    fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), OnHost> {
+    fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), NotOnDevice> {
         let (step, reference) = (bucket.step, bucket.known_rate());
         let Run { pipeline, rates, .. } = &mut bucket.run;
-        let Some(own) = &mut bucket.device else { return Err(OnHost::Absent) };
+        let Some(own) = &mut bucket.device else { return Err(NotOnDevice::Absent) };
         own.header = None;
         if let Some(factors) = rates.factors(reference).filter(|_| own.plan.keeps) {
             own.rescale(self, pipeline.layers(), &factors)?;
@@ -506,7 +507,7 @@ impl OnDevice {
         pipeline: &Pipeline,
         step: Step,
         message: &mut Writer,
-    ) -> Result<Option<Energy>, OnHost> {
+    ) -> Result<Option<Energy>, NotOnDevice> {
         let mut bytes = vec![0; self.layers.outcomes().bytes() as usize];
         device.download(self.layers.outcomes(), &mut bytes)?;
         let each = bytes.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
@@ -517,7 +518,7 @@ impl OnDevice {
         }
         let scaled = pipeline.factor_bytes() > 0;
         if scaled && outcomes.iter().any(|outcome| factor(outcome.energy()) != 1.0) {
-            return Err(OnHost::Variance);
+            return Err(NotOnDevice::Variance);
         }
         let payloads = self.fetch_payloads(device, &outcomes)?;
         let written = write_message(&pipeline.message_header(step), message, |out| {
@@ -527,7 +528,7 @@ impl OnDevice {
             out.raw(&payloads);
             Ok(())
         });
-        written.map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?;
+        written.map_err(|_| NotOnDevice::Parts(pipeline.spec().to_string()))?;
         Ok(Some(self.plan.energy(&outcomes)))
     }
 

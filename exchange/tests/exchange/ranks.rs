@@ -7,7 +7,7 @@ mod emulated;
 pub use emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_exchange::{
-    Answers, Arrived, Bucket, DeviceBuffer, HEAD_BYTES, Host, How, Leader, OnHost, Param, Ran, Round, Status, head,
+    Answers, Arrived, Bucket, DeviceBuffer, HEAD_BYTES, Host, How, Leader, NotOnDevice, Param, Ran, Round, Status, head,
 };
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
@@ -181,7 +181,7 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
                 settle(bucket, seed);
                 match bucket.begin(&device(seed), *given, plan.at, plan.leader) {
                     Ok(round) => round,
-                    Err(OnHost::Variance) => on_host(bucket),
+                    Err(NotOnDevice::Variance) => on_host(bucket),
                     Err(why) => panic!("{why}"),
                 }
             }

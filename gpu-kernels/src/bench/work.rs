@@ -166,9 +166,9 @@ impl<'a> Buffers<'a> {
         Ok(buffers)
     }
 
-    pub(super) fn feed(&self) -> Feed {
+    pub(super) fn feedback(&self) -> ErrorFeedback {
         let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Allocation::span);
-        Feed { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
+        ErrorFeedback { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
     fn room(&self) -> Room {
@@ -183,11 +183,11 @@ impl<'a> Buffers<'a> {
 
     /// What compresses: selections are left as lists.
     pub(super) fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
-        let (n, call, workspace) = (self.n, self.feed(), self.workspace.span());
+        let (n, call, workspace) = (self.n, self.feedback(), self.workspace.span());
         match work {
             Work::Compress(method) => self.room().compress(device, &call, method, self.payload.span()).map(drop),
             Work::Agreed => {
-                feed(device, &call, workspace)?;
+                compensate(device, &call, workspace)?;
                 gather(device, &call, &self.at(kept(n, SHARE)), 1.0, workspace)
             }
             Work::Gains => {
@@ -216,7 +216,7 @@ impl<'a> Buffers<'a> {
                         // Of a first step.
                         *stages = 1;
                     }
-                    let form = self.room().compress(device, &self.feed(), method, payload)?;
+                    let form = self.room().compress(device, &self.feedback(), method, payload)?;
                     (self.room().list(method, n), form)
                 }
             };

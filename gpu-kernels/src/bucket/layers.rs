@@ -5,7 +5,7 @@ use super::{ALIGN, Gradient, Method, Room};
 use crate::indices;
 use crate::select::pack;
 use crate::workspace::{check, check_count, require, split};
-use crate::{Device, Feed, LaunchError, OUTCOME_BYTES, Selection, Span};
+use crate::{Device, ErrorFeedback, LaunchError, OUTCOME_BYTES, Selection, Span};
 
 /// Distance between outcomes.
 const OUTCOME: u64 = 64;
@@ -24,10 +24,10 @@ pub(super) struct Layer {
 
 impl Layer {
     /// Of the bucket's gradient its own part.
-    pub(super) fn feed(&self, Gradient { at, dtype, weights: (beta, gamma) }: Gradient) -> Feed {
+    pub(super) fn feedback(&self, Gradient { at, dtype, weights: (beta, gamma) }: Gradient) -> ErrorFeedback {
         let (n, size) = (self.n, dtype.bytes());
         let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
-        Feed { n, dtype, gradient: at.part(size * self.at, size * n), memory, compensated, beta, gamma }
+        ErrorFeedback { n, dtype, gradient: at.part(size * self.at, size * n), memory, compensated, beta, gamma }
     }
 }
 
@@ -39,7 +39,7 @@ pub struct Layers {
     payloads: Span,
     outcomes: Span,
     /// Of AR-Topk: the compensated gradient, not taken yet.
-    pub(super) open: Option<Feed>,
+    pub(super) open: Option<ErrorFeedback>,
 }
 
 /// Of memories, payloads and outcomes, then of what all share.
@@ -152,10 +152,10 @@ impl Layers {
     ) -> Result<(), LaunchError> {
         check_methods(methods, self.layers.len())?;
         for (layer, method) in self.layers.iter().zip(methods) {
-            let (payload, feed) = (layer.payload, layer.feed(gradient));
-            let feed = if keeps { feed } else { Feed { memory: Span::NONE, ..feed } };
+            let (payload, feedback) = (layer.payload, layer.feedback(gradient));
+            let feedback = if keeps { feedback } else { ErrorFeedback { memory: Span::NONE, ..feedback } };
             check("the payload", payload, method.payload_bytes(layer.n), ALIGN)?;
-            if let Some(form) = self.room.compress(device, &feed, *method, payload)? {
+            if let Some(form) = self.room.compress(device, &feedback, *method, payload)? {
                 let selected = self.room.list(*method, layer.n);
                 pack(device, &selected, layer.n, payload, form, self.room.workspace)?;
             }

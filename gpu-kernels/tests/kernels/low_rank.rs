@@ -10,7 +10,7 @@ use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::Writer;
 use flexcomm_gpu_kernels::low_rank::{Factors, Layer, LowRank, Step, add, begin, keep_warm, left, right};
 use flexcomm_gpu_kernels::{
-    Cublas, DType, Device, Feed, LaunchError, LoadError, Outcome, Random, Span, Target, workspace_bytes,
+    Cublas, DType, Device, ErrorFeedback, LaunchError, LoadError, Outcome, Random, Span, Target, workspace_bytes,
 };
 use std::path::Path;
 
@@ -50,8 +50,8 @@ impl Process {
     fn begin(&self, device: &Emulated, gradient: &Memory) {
         let (n, memory, compensated) = (self.shape.values() as u64, self.memory.span(), self.compensated.span());
         let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
-        let feed = Feed { n, dtype, gradient: gradient.span(), memory, compensated, beta, gamma };
-        begin(device, &feed, self.workspace.span()).unwrap();
+        let feedback = ErrorFeedback { n, dtype, gradient: gradient.span(), memory, compensated, beta, gamma };
+        begin(device, &feedback, self.workspace.span()).unwrap();
     }
 
     /// P to send.

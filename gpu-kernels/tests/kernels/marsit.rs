@@ -4,7 +4,7 @@ use crate::data::lengths;
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::random::Stream;
 use flexcomm_gpu_kernels::marsit::{Segment, combine, signs};
-use flexcomm_gpu_kernels::{DType, Feed, LaunchError, Quantizer, Random, Target, add, workspace_bytes};
+use flexcomm_gpu_kernels::{DType, ErrorFeedback, LaunchError, Quantizer, Random, Target, add, workspace_bytes};
 
 const SEED: u64 = 5;
 
@@ -95,7 +95,7 @@ fn signs_and_compensation_of_a_step() {
     let (payload, workspace) = (Memory::new(n.div_ceil(8) as u64), Memory::new(workspace_bytes(n as u64)));
     let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
     let (gradient_at, memory_at) = (source.span(), memory.span());
-    let feed = Feed {
+    let feedback = ErrorFeedback {
         n: n as u64,
         dtype,
         gradient: gradient_at,
@@ -104,7 +104,7 @@ fn signs_and_compensation_of_a_step() {
         beta,
         gamma,
     };
-    signs(&device, &feed, payload.span(), workspace.span()).unwrap();
+    signs(&device, &feedback, payload.span(), workspace.span()).unwrap();
     let sum: Vec<f32> = gradient.iter().zip(&compensation).map(|(g, c)| g + c).collect();
     assert_eq!(compensated.f32s(), sum);
     let sent = payload.bytes();

@@ -40,7 +40,7 @@ impl DType {
 /// what is sent is taken out of it, the memory of the next step. A captured graph fixes addresses: capture two, one
 /// for each order of the buffers.
 #[derive(Debug, Clone, Copy)]
-pub struct Feed {
+pub struct ErrorFeedback {
     /// Values.
     pub n: u64,
     /// Of the gradient.
@@ -62,7 +62,7 @@ pub(crate) const ALIGN: u64 = 16;
 /// Of lists, which are read and written word by word.
 pub(crate) const WORD: u64 = 4;
 
-impl Feed {
+impl ErrorFeedback {
     /// Of gradient and memory.
     pub(crate) fn check_inputs(&self) -> Result<(), LaunchError> {
         check_count(self.n)?;
