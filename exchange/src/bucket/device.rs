@@ -120,6 +120,13 @@ fn framed(pipeline: &Pipeline, step: Step, payload: u64) -> Result<Vec<u8>, Enco
     Ok(header)
 }
 
+/// The payload of a last round's message whose factors, where it has any, are 1.
+fn unscaled_payload<'m>(pipeline: &Pipeline, message: &'m [u8], step: Step) -> Option<&'m [u8]> {
+    let payload = pipeline.open_message(message, step.index, pipeline.rounds() - 1).ok()?;
+    let (factors, payload) = payload.split_at_checked(pipeline.factor_bytes())?;
+    factors.as_chunks::<4>().0.iter().all(|factor| *factor == 1f32.to_le_bytes()).then_some(payload)
+}
+
 fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
 }
@@ -341,26 +348,17 @@ impl Bucket {
 
     /// Adds up by kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
     fn add_known(&self, device: &impl Copies, last: &LastRound<'_>, out: Span) -> Result<bool, ExchangeError> {
-        let (own, header) = (self.on_device()?, self.header_bytes());
-        let (head, front) = (&self.message.bytes()[..header], header + self.run.pipeline.factor_bytes());
-        // Lengths may differ.
-        let alike = |part: &[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
-        let ones = |part: &[u8]| {
-            let factors = part.get(header..front).map(|factors| factors.as_chunks::<4>().0);
-            factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
+        let (own, pipeline) = (self.on_device()?, &self.run.pipeline);
+        let (messages, ranks) = match last {
+            LastRound::Sum(message) => (&[&message[..]][..], self.member.world.max(1) as usize),
+            LastRound::Messages(messages) => (&messages[..], messages.len()),
+            LastRound::Values(_) | LastRound::Refused => return Ok(false),
         };
-        let (payloads, ranks): (Vec<&[u8]>, usize) = match last {
-            LastRound::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
-            LastRound::Messages(messages)
-                if !messages.is_empty() && messages.iter().all(|part| alike(part) && ones(part)) =>
-            {
-                (messages.iter().map(|part| &part[front..]).collect(), messages.len())
-            }
-            _ => return Ok(false),
-        };
-        if own.plan.decoding == Decoding::Host {
+        if own.plan.decoding == Decoding::Host || messages.is_empty() {
             return Ok(false);
         }
+        let payloads = messages.iter().map(|message| unscaled_payload(pipeline, message, self.step));
+        let Some(payloads) = payloads.collect::<Option<Vec<&[u8]>>>() else { return Ok(false) };
         device.zero(out)?;
         Ok(own.add_all(device, &payloads, Target { out, scale: 1.0 / ranks as f32 })?)
     }
