@@ -5,7 +5,7 @@ use flexcomm_compression::Build;
 use flexcomm_compression::codec::{self, Shape};
 use flexcomm_compression::wire::Writer;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_gpu_kernels::bench::{Bench, Message};
+use flexcomm_gpu_kernels::bench::{Bench, GainOfK, Message};
 
 /// Lengths at which results are compared: part of a tile, some blocks, all blocks that a device has room for. Multiples of
 /// 1000, of which every ratio is a whole number.
@@ -24,9 +24,9 @@ pub fn check(bench: &Bench, values: &[f32]) -> Result<usize> {
         compare(message, values)
             .with_context(|| format!("{} of {} values: the GPU and the CPU differ", message.method, values.len()))?;
     }
-    for (k, gain, off) in bench.gains(values)? {
+    for GainOfK { k, gain, error } in bench.gains(values)? {
         let exact = exact_gain(values, k as usize);
-        ensure!((gain - exact).abs() <= off, "the gain of the {k} largest is {gain} ± {off}, but exactly {exact}");
+        ensure!((gain - exact).abs() <= error, "the gain of the {k} largest is {gain} ± {error}, but exactly {exact}");
     }
     Ok(messages.len())
 }

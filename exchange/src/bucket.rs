@@ -16,7 +16,7 @@
 mod device;
 mod place;
 
-pub use device::{Answers, DeviceBuffer, OnHost};
+pub use device::{Answers, DeviceBuffer, NotOnDevice};
 pub use place::{Host, LastRound, Place};
 
 use crate::auto::Leader;

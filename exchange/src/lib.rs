@@ -17,7 +17,7 @@ mod shadows;
 mod store;
 
 pub use auto::{AutoSelection, Leader};
-pub use bucket::{Answers, Bucket, DeviceBuffer, Host, How, LastRound, OnHost, Param, Place, Ran, Round, layers};
+pub use bucket::{Answers, Bucket, DeviceBuffer, Host, How, LastRound, NotOnDevice, Param, Place, Ran, Round, layers};
 pub use deferred::Deferred;
 pub use error::ExchangeError;
 pub use head::{Arrived, HEAD_BYTES, Status, head};

@@ -1,7 +1,7 @@
 // How codes get into a payload.
 #ifndef FLEXCOMM_CODES
 #define FLEXCOMM_CODES
-#include "feed.cuh"
+#include "feedback.cuh"
 
 // The last block adds up what was sent and what stays.
 __device__ __forceinline__ void finish(double sent, double residual, u64 bytes, State* s, Outcome* o, Partials* p) {

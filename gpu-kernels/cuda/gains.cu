@@ -4,7 +4,7 @@
 //
 // Bins are counted and nothing else: in a block's memory the hardware adds ones of lanes that meet in a bin at once, where
 // a sum of 64 bits is a loop of compare and swap. Whole numbers are the same on every device, whatever the order.
-#include "feed.cuh"
+#include "feedback.cuh"
 
 // Where gradients lie, from 2^-60 to 2^68, a bin is 2^-6 of its octave wide, elsewhere 2^-3.
 #define MID_KEY (67u << 23)

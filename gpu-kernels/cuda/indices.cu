@@ -1,6 +1,6 @@
 // Values at indices that are known already: AR-Topk's gather and scatter, and random-k, whose indices come from the counter.
 // And payloads of k of n values as they arrive, which are added up where they lie.
-#include "feed.cuh"
+#include "feedback.cuh"
 
 // Takes the values at k indices, times a factor, out of compensated. An index beyond n takes nothing and is reported.
 extern "C" __global__ void __launch_bounds__(THREADS) gather(float* compensated, u32 n, const u32* indices, u32 k, float factor,

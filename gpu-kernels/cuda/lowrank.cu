@@ -1,6 +1,6 @@
 // PowerSGD between its two products (compression/src/methods/low_rank): the factors' scales, orthogonal columns, and the
 // outer product, which is what the memory loses and what decoding adds: always the same float for the same factors.
-#include "feed.cuh"
+#include "feedback.cuh"
 #include "rules.cuh"
 
 // P travels times this.

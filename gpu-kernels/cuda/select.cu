@@ -1,7 +1,7 @@
 // Error feedback, the exact k-th largest key by digits of 11, 10 and 10 bits (never a full sort), compaction in order of
 // position with ties to the lowest index, the memory's update and the energies: four launches, of which one reads gradient
 // and memory and writes their sum, the second and the last read that sum, and the third reads the few keys still in play.
-#include "feed.cuh"
+#include "feedback.cuh"
 
 // The cut for the k largest after the first digit; by the last block.
 __device__ void cut_first(State* s, u32 k) {
@@ -14,7 +14,7 @@ __device__ void cut_first(State* s, u32 k) {
 }
 
 template <typename T>
-__device__ __forceinline__ void feed(const T* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma,
+__device__ __forceinline__ void compensate(const T* gradient, const float* memory, float* compensated, u32 n, float beta, float gamma,
                                      u32 k, State* s, Outcome* o, Partials* p) {
   // Two histograms: neighbouring warps do not wait for each other's equal digits.
   SHARED(u32, bins, 2 * 2048);
@@ -40,15 +40,15 @@ __device__ __forceinline__ void feed(const T* gradient, const float* memory, flo
   cut_first(s, k);
 }
 
-#define FEED(name, type)                                                                                               \
+#define COMPENSATE(name, type)                                                                                               \
   extern "C" __global__ void __launch_bounds__(THREADS) name(const type* gradient, const float* memory, float* compensated, u32 n, \
                                                              float beta, float gamma, u32 k, State* s, Outcome* o,      \
                                                              Partials* p) {                                            \
-    feed(gradient, memory, compensated, n, beta, gamma, k, s, o, p);                                                   \
+    compensate(gradient, memory, compensated, n, beta, gamma, k, s, o, p);                                                   \
   }
-FEED(feed_f32, float)
-FEED(feed_f16, f16)
-FEED(feed_bf16, bf16)
+COMPENSATE(compensate_f32, float)
+COMPENSATE(compensate_f16, f16)
+COMPENSATE(compensate_bf16, bf16)
 
 // Keys in play on their way to the list. A warp holds its own back and hands many over at a time: every hand-over is an
 // atomic on the one word that all warps of the device count with.

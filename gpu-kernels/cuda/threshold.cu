@@ -1,5 +1,5 @@
 // Methods with a threshold: each leaves in the state which keys are selected, and `take` (select.cu) selects them.
-#include "feed.cuh"
+#include "feedback.cuh"
 #include "rules.cuh"
 
 // Keys from `key` on.

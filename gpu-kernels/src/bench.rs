@@ -1,11 +1,12 @@
 //! Times of the kernels on a GPU, by events, beside a copy within the device in the same run: what `flexcomm bench gpu` shows.
 
 use crate::device::{Copies, Device};
-use crate::low_rank::{self, Factors, LowRank};
+use crate::low_rank::{self, Factors, Layer, LowRank};
 use crate::{
-    Allocation, At, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, Feed, Fit, Form, Gpu, LaunchError,
-    LoadError, MemoryError, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selected, Set, Span, Stream, Tail,
-    Threshold, feed, gains, gather, largest, pack, payload_room, scatter, subset_scratch, workspace_bytes,
+    Allocation, BLAS_WORKSPACE, Blas, BlasError, Cache, Cublas, DType, ErrorFeedback, Fit, Form, Gpu, LaunchError,
+    LoadError, MemoryError, OUTCOME_BYTES, OnStream, Outcome, Quantizer, Random, Selection, Set, Span, Stream, Tail,
+    Target, Threshold, compensate, gains, gather, largest, pack, payload_room, scatter, subset_scratch,
+    workspace_bytes,
 };
 
 /// Failed to measure.
@@ -59,9 +60,20 @@ pub struct Message {
     pub residual: Vec<f32>,
 }
 
+/// The gain of top-k as one pass over a gradient estimates it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GainOfK {
+    /// Values that are kept.
+    pub k: u64,
+    /// Share of the energy that is sent.
+    pub gain: f64,
+    /// By how much it may be off.
+    pub error: f64,
+}
+
 mod work;
 
-use work::{Buffers, RANDOM, works};
+use work::{Buffers, RANDOM, Sent, works};
 
 /// Before the first is counted: clocks rise, modules load.
 const WARM_UP: usize = 3;
@@ -116,8 +128,8 @@ impl Bench {
         Ok(messages)
     }
 
-    /// For some k the gain of top-k with no residual before, and by how much it may be off.
-    pub fn gains(&self, values: &[f32]) -> Result<Vec<(u64, f64, f64)>, BenchError> {
+    /// Gains of top-k for some k, with no residual before.
+    pub fn gains(&self, values: &[f32]) -> Result<Vec<GainOfK>, BenchError> {
         let (buffers, stream) = (Buffers::new(&self.gpu, values)?, self.gpu.stream()?);
         buffers.forget()?;
         buffers.gains_of_candidates(&stream)
@@ -129,12 +141,17 @@ impl Bench {
         let n = buffers.n;
         let copy = median(|| copy(&stream, &buffers))?;
         let rate = 8.0 * n as f64 / copy;
-        let none = (None, None, None);
-        let row = |method: String, seconds: f64, bytes: u64, (bytes_out, gain, decompress)| {
-            let of_copy = bytes as f64 / seconds / rate;
-            Row { method, n, seconds, bytes, of_copy, bytes_out, gain, decompress }
+        let row = |method: String, seconds: f64, bytes: u64, sent: Option<Sent>| Row {
+            method,
+            n,
+            seconds,
+            bytes,
+            of_copy: bytes as f64 / seconds / rate,
+            bytes_out: sent.map(|sent| sent.bytes),
+            gain: sent.map(|sent| sent.gain),
+            decompress: sent.map(|sent| sent.decompress),
         };
-        let mut rows = vec![row("copy".into(), copy, 8 * n, none)];
+        let mut rows = vec![row("copy".into(), copy, 8 * n, None)];
         for (method, work) in works(buffers.n) {
             let seconds = median(|| stream.seconds(|device| buffers.run(work, device).map_err(BenchError::from)))?;
             let sent = buffers.sent(work, &stream)?;
@@ -143,8 +160,9 @@ impl Bench {
         if let Some((power, blas)) = Power::of(&self.gpu, n)?.zip(blas) {
             let seconds = median(|| stream.seconds(|_| power.run(&buffers, blas, &stream).map_err(BenchError::from)))?;
             let outcome = buffers.outcome(&stream)?;
-            let sent = (Some(outcome.bytes), Some(outcome.gain()), Some(power.decompress(&buffers, &stream)?));
-            rows.push(row(format!("powersgd(rank={RANK})"), seconds, 28 * n, sent));
+            let decompress = power.decompress(&buffers, &stream)?;
+            let sent = Sent { bytes: outcome.bytes, gain: outcome.gain(), decompress };
+            rows.push(row(format!("powersgd(rank={RANK})"), seconds, 28 * n, Some(sent)));
         }
         Ok(rows)
     }
@@ -160,7 +178,7 @@ const RANK: u64 = 4;
 
 /// A gradient as one matrix, as near to a square as its length allows, and the factors' memory.
 struct Power<'a> {
-    layer: LowRank,
+    shape: LowRank,
     values: u64,
     memory: [Allocation<'a>; 3],
     sent: [Allocation<'a>; 2],
@@ -171,13 +189,13 @@ impl<'a> Power<'a> {
     fn of(gpu: &'a Gpu, n: u64) -> Result<Option<Self>, BenchError> {
         let rows = (n as f64).sqrt() as u64;
         let cols = n.checked_div(rows).unwrap_or(0);
-        let Some(layer) = LowRank::new(rows, cols, RANK)? else { return Ok(None) };
-        let [warm, left, scratch] = layer.bytes();
+        let Some(shape) = LowRank::new(rows, cols, RANK)? else { return Ok(None) };
+        let [warm, left, scratch] = shape.bytes();
         let memory = [gpu.allocate(warm)?, gpu.allocate(left)?, gpu.allocate(scratch)?];
         memory[0].write(&vec![0; warm as usize])?;
-        let [p, q] = layer.counts();
+        let [p, q] = shape.counts();
         let sent = [gpu.allocate(4 * p)?, gpu.allocate(4 * q)?];
-        Ok(Some(Self { layer, values: rows * cols, memory, sent, workspace: gpu.allocate(BLAS_WORKSPACE)? }))
+        Ok(Some(Self { shape, values: rows * cols, memory, sent, workspace: gpu.allocate(BLAS_WORKSPACE)? }))
     }
 
     /// Both rounds of one rank alone.
@@ -185,19 +203,22 @@ impl<'a> Power<'a> {
         let device = stream.blas(blas, self.workspace.span());
         let [warm, left, scratch] = self.memory.each_ref().map(Allocation::span);
         let [p, q] = self.sent.each_ref().map(Allocation::span);
-        let (factors, feed) = (Factors { warm, left, scratch }, buffers.feed());
+        let feedback = buffers.feedback();
         let step = low_rank::Step { n: buffers.n, workspace: buffers.workspace.span() };
-        let matrix = feed.compensated.part(0, 4 * self.values);
-        low_rank::begin(&device, &feed, step.workspace)?;
-        low_rank::left(&device, (self.layer, RANDOM), (matrix, &factors, p), &step)?;
-        low_rank::right(&device, (self.layer, p, 1.0), (matrix, &factors, q), &step)?;
-        low_rank::keep_warm(&device, (self.layer, q, 1.0), warm, &step)
+        let (matrix, factors) = (feedback.compensated.part(0, 4 * self.values), Factors { warm, left, scratch });
+        let layer = Layer { shape: self.shape, matrix, factors };
+        low_rank::begin(&device, &feedback, step.workspace)?;
+        low_rank::left(&device, &layer, RANDOM, p, &step)?;
+        low_rank::right(&device, &layer, p, 1.0, q, &step)?;
+        low_rank::keep_warm(&device, &layer, q, 1.0, &step)
     }
 
     fn decompress(&self, buffers: &Buffers<'_>, stream: &Stream<'_>) -> Result<f64, BenchError> {
         let (left, right) = (self.memory[1].span(), self.sent[1].span());
         let out = buffers.values.span();
-        median(|| stream.seconds(|device| Ok(low_rank::add(device, (self.layer, left, right), (1.0, out))?)))
+        median(|| {
+            stream.seconds(|device| Ok(low_rank::add(device, self.shape, left, right, Target { scale: 1.0, out })?))
+        })
     }
 }
 

@@ -14,14 +14,14 @@ pub use layers::Layers;
 pub use plan::{Decoding, Plan};
 
 use crate::hybrid::{self, Qsparse};
-use crate::indices::{self, At, subset_scratch};
+use crate::indices::{self, subset_scratch};
 use crate::lists::list_bytes;
 use crate::random::RandomK;
-use crate::select::{Form, Selected, payload_room};
+use crate::select::{Form, Selection, payload_room};
 use crate::workspace::workspace_bytes;
 use crate::{
-    DType, Device, Feed, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Threshold, add, add_sized, quantize,
-    three_lc, threshold, topk,
+    DType, Device, ErrorFeedback, LaunchError, OUTCOME_BYTES, Quantizer, Random, Span, Target, Threshold, add,
+    add_sized, quantize, three_lc, threshold, topk,
 };
 
 /// What a step does, with the random numbers of this step and rank where it has any.
@@ -35,8 +35,8 @@ pub enum Method {
     HardThreshold(f32),
     /// k values, quantized.
     Qsparse(u64, Qsparse),
-    /// k values at indices that all ranks draw, quantized.
-    QsparseRandom(u64, Qsparse, Random),
+    /// Values at indices that all ranks draw, quantized.
+    QsparseRandom(Qsparse, RandomK),
     /// k values at random. With indices that all ranks draw the payload is nothing but values, which add up in flight.
     RandomK(RandomK),
     /// 3LC with this sparsity multiplier.
@@ -49,8 +49,8 @@ impl Method {
     /// Most values that are selected of n.
     fn most(self, n: u64) -> u64 {
         let most = match self {
-            Self::TopK(k) | Self::Qsparse(k, _) | Self::QsparseRandom(k, ..) => k,
-            Self::Threshold(Threshold::MsTopK { k, .. }) | Self::RandomK(RandomK { k, .. }) => k,
+            Self::TopK(k) | Self::Qsparse(k, _) | Self::Threshold(Threshold::MsTopK { k, .. }) => k,
+            Self::RandomK(RandomK { k, .. }) | Self::QsparseRandom(_, RandomK { k, .. }) => k,
             Self::Threshold(Threshold::Dgc { k, most, .. }) => ((k as f64 * most) as u64).max(k),
             Self::Threshold(_) | Self::HardThreshold(_) => n,
             Self::Quantize(..) | Self::ThreeLc(_) => 0,
@@ -96,7 +96,7 @@ impl Method {
             Self::Quantize(Quantizer::Inceptionn { .. }, _) => None,
             Self::Quantize(quantizer, _) => Some(quantizer.payload_bytes(n)),
             Self::Qsparse(k, how) => Some(list_bytes(n, k) - 4 * k + (k * u64::from(how.bits())).div_ceil(8)),
-            Self::QsparseRandom(k, how, _) => Some(4 + (k * u64::from(how.bits())).div_ceil(8)),
+            Self::QsparseRandom(how, drawn) => Some(4 + (drawn.k * u64::from(how.bits())).div_ceil(8)),
             Self::Threshold(_) | Self::HardThreshold(_) | Self::ThreeLc(_) => None,
         }
     }
@@ -108,16 +108,15 @@ impl Method {
     pub fn add(
         self,
         device: &impl Device,
-        (payload, n): (Span, u64),
-        (scale, out): (f32, Span),
+        payload: Span,
+        n: u64,
+        to: Target,
         workspace: Span,
     ) -> Result<bool, LaunchError> {
         match self {
-            Self::ThreeLc(_) => three_lc::add(device, (payload, n), (scale, out), workspace),
-            Self::Quantize(Quantizer::Inceptionn { bound }, _) => {
-                add_sized(device, (bound, n), payload, (scale, out, workspace))
-            }
-            Self::Quantize(quantizer, _) => add(device, (quantizer, n), payload, (scale, out)),
+            Self::ThreeLc(_) => three_lc::add(device, payload, n, to, workspace),
+            Self::Quantize(Quantizer::Inceptionn { bound }, _) => add_sized(device, bound, n, payload, to, workspace),
+            Self::Quantize(quantizer, _) => add(device, quantizer, n, payload, to),
             _ => return Ok(false),
         }
         .map(|()| true)
@@ -163,8 +162,8 @@ impl Room {
     }
 
     /// What a method selects of n values.
-    pub(crate) fn list(&self, method: Method, n: u64) -> Selected {
-        Selected { indices: self.indices, values: self.values, room: method.most(n) }
+    pub(crate) fn list(&self, method: Method, n: u64) -> Selection {
+        Selection { indices: self.indices, values: self.values, len: method.most(n) }
     }
 
     /// Launches error feedback and what a method sends: to the payload, or to [`Self::list`], which [`crate::pack`] then makes a payload of
@@ -172,32 +171,32 @@ impl Room {
     pub(crate) fn compress(
         &self,
         device: &impl Device,
-        feed: &Feed,
+        feedback: &ErrorFeedback,
         method: Method,
         payload: Span,
     ) -> Result<Option<Form>, LaunchError> {
-        let (to, Self { indices, values, workspace, scratch }) = (self.list(method, feed.n), *self);
+        let (to, Self { indices, values, workspace, scratch }) = (self.list(method, feedback.n), *self);
         match method {
-            Method::TopK(k) => topk(device, feed, (k, &to), workspace).map(|()| Some(Form::FIXED)),
+            Method::TopK(k) => topk(device, feedback, k, &to, workspace).map(|()| Some(Form::FIXED)),
             Method::Threshold(how) => {
                 let form = if matches!(how, Threshold::MsTopK { .. }) { Form::FIXED } else { Form::VARYING };
-                threshold(device, feed, (how, &to), workspace).map(|()| Some(form))
+                threshold(device, feedback, how, &to, workspace).map(|()| Some(form))
             }
-            Method::HardThreshold(tau) => hybrid::hard_threshold(device, feed, (tau, &to), workspace).map(Some),
-            Method::Qsparse(k, how) => hybrid::qsparse(device, feed, (k, how, &to), workspace).map(Some),
-            Method::QsparseRandom(k, how, shared) => {
-                hybrid::qsparse_random(device, feed, (k, how, shared), (&to, scratch, workspace)).map(Some)
+            Method::HardThreshold(tau) => hybrid::hard_threshold(device, feedback, tau, &to, workspace).map(Some),
+            Method::Qsparse(k, how) => hybrid::qsparse(device, feedback, k, how, &to, workspace).map(Some),
+            Method::QsparseRandom(how, drawn) => {
+                hybrid::qsparse_random(device, feedback, drawn, how, &to, scratch, workspace).map(Some)
             }
             Method::RandomK(how) => {
                 let values = if how.is_shared() { payload } else { values };
-                let at = At { k: how.k, indices, values: values.part(0, 4 * how.k) };
-                indices::random_k(device, feed, (how, &at), (scratch, workspace))?;
+                let at = Selection { len: how.k, indices, values: values.part(0, 4 * how.k) };
+                indices::random_k(device, feedback, how, &at, scratch, workspace)?;
                 Ok((!how.is_shared()).then_some(Form::FIXED))
             }
             Method::Quantize(quantizer, random) => {
-                quantize(device, feed, (quantizer, random), payload, workspace).map(|()| None)
+                quantize(device, feedback, quantizer, random, payload, workspace).map(|()| None)
             }
-            Method::ThreeLc(s) => three_lc::compress(device, feed, (s, payload), workspace).map(|()| None),
+            Method::ThreeLc(s) => three_lc::compress(device, feedback, s, payload, workspace).map(|()| None),
         }
     }
 }

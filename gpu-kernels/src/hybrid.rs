@@ -1,11 +1,11 @@
 //! Methods that select and send what is selected in few bits. Each ends with a list of indices and codes, which
 //! [`crate::pack`] packs in the form that it answers.
 
-use crate::feed::Feed;
-use crate::indices::{self, At, gather, subset};
+use crate::feedback::ErrorFeedback;
+use crate::indices::random_k;
 use crate::launch::start;
-use crate::random::Random;
-use crate::select::{Form, Selected, Set, Tail, topk};
+use crate::random::{Random, RandomK};
+use crate::select::{Form, Selection, Set, Tail, topk};
 use crate::threshold::{Threshold, threshold};
 use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
@@ -13,13 +13,14 @@ use crate::{Device, LaunchError, Span};
 /// `hardthreshold` (Strom 2015): ±tau for every magnitude above tau.
 pub fn hard_threshold(
     device: &impl Device,
-    feed: &Feed,
-    (tau, to): (f32, &Selected),
+    feedback: &ErrorFeedback,
+    tau: f32,
+    to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     require(tau > 0.0 && tau.is_finite(), "tau", tau.into(), "above 0, and finite")?;
-    threshold(device, feed, (Threshold::Above { v: tau }, to), workspace)?;
-    signs(device, (feed, to), (false, tau), &Workspace::new(workspace, feed.n)?)?;
+    threshold(device, feedback, Threshold::Above { v: tau }, to, workspace)?;
+    signs(device, feedback, to, false, tau, &Workspace::new(workspace, feedback.n)?)?;
     Ok(Form { set: Set::Counted, gaps: true, tail: Tail::Codes { led: false, bits: 1 } })
 }
 
@@ -58,31 +59,36 @@ fn beta(k: u64, s: u32) -> f64 {
 /// `qsparse(select=top)` (Basu et al. 2019): the k largest, quantized.
 pub fn qsparse(
     device: &impl Device,
-    feed: &Feed,
-    (k, method, to): (u64, Qsparse, &Selected),
+    feedback: &ErrorFeedback,
+    k: u64,
+    method: Qsparse,
+    to: &Selection,
     workspace: Span,
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    topk(device, feed, (k, to), workspace)?;
-    let parts = Workspace::new(workspace, feed.n)?;
-    let bits = quantized(device, (feed, to), (k, method), &parts)?;
+    topk(device, feedback, k, to, workspace)?;
+    let parts = Workspace::new(workspace, feedback.n)?;
+    let bits = quantized(device, feedback, to, k, method, &parts)?;
     Ok(Form { set: Set::Bare, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
-/// `qsparse(select=random)`: k values at indices that all ranks draw (`shared` is the step's, without a rank). `scratch` has
+/// `qsparse(select=random)`: values at indices that all ranks draw, whichever rank `drawn` names. `scratch` has
 /// [`crate::subset_scratch`] bytes.
 pub fn qsparse_random(
     device: &impl Device,
-    feed: &Feed,
-    (k, method, shared): (u64, Qsparse, Random),
-    (to, scratch, workspace): (&Selected, Span, Span),
+    feedback: &ErrorFeedback,
+    drawn: RandomK,
+    method: Qsparse,
+    to: &Selection,
+    scratch: Span,
+    workspace: Span,
 ) -> Result<Form, LaunchError> {
     check_levels(method)?;
-    require(k <= to.room, "k", k as f64, "there must be room for it")?;
-    subset(device, (feed.n, k, Random { rank: None, ..shared }), (scratch, to.indices))?;
-    indices::feed(device, feed, workspace)?;
-    gather(device, feed, (&At { k, indices: to.indices, values: to.values }, 1.0), workspace)?;
-    let bits = quantized(device, (feed, to), (k, method), &Workspace::new(workspace, feed.n)?)?;
+    let RandomK { k, random, .. } = drawn;
+    require(k <= to.len, "k", k as f64, "there must be room for it")?;
+    let shared = RandomK { random: Random { rank: None, ..random }, ..drawn };
+    random_k(device, feedback, shared, &Selection { len: k, ..*to }, scratch, workspace)?;
+    let bits = quantized(device, feedback, to, k, method, &Workspace::new(workspace, feedback.n)?)?;
     Ok(Form { set: Set::Known, gaps: false, tail: Tail::Codes { led: true, bits } })
 }
 
@@ -94,27 +100,31 @@ fn check_levels(method: Qsparse) -> Result<(), LaunchError> {
 /// The list becomes codes; answers their bits.
 fn quantized(
     device: &impl Device,
-    (feed, to): (&Feed, &Selected),
-    (k, method): (u64, Qsparse),
+    feedback: &ErrorFeedback,
+    to: &Selection,
+    k: u64,
+    method: Qsparse,
     parts: &Workspace,
 ) -> Result<u32, LaunchError> {
     start(device, "list_norm", k, (to.values, method == Qsparse::Signs, parts.ends()))?;
     let Qsparse::Levels { s, scaled, random } = method else {
-        signs(device, (feed, to), (true, 0.0), parts)?;
+        signs(device, feedback, to, true, 0.0, parts)?;
         return Ok(method.bits());
     };
     let divisor = if scaled { 1.0 + beta(k, s) } else { 1.0 };
-    let lists = [feed.compensated, to.indices, to.values];
+    let lists = [feedback.compensated, to.indices, to.values];
     start(device, "list_levels", k, (lists, s, divisor, random.stream(1), parts.ends()))?;
     Ok(method.bits())
 }
 
 fn signs(
     device: &impl Device,
-    (feed, to): (&Feed, &Selected),
-    (by_norm, tau): (bool, f32),
+    feedback: &ErrorFeedback,
+    to: &Selection,
+    by_norm: bool,
+    tau: f32,
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
-    let lists = [feed.compensated, to.indices, to.values];
-    start(device, "list_signs", to.room, (lists, by_norm, tau, parts.ends()))
+    let lists = [feedback.compensated, to.indices, to.values];
+    start(device, "list_signs", to.len, (lists, by_norm, tau, parts.ends()))
 }

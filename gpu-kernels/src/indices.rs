@@ -1,101 +1,98 @@
 //! Values at indices that are known: what AR-Topk exchanges, and random-k. Lists are read word by word, so they begin at
 //! multiples of 4; payloads as they arrive are for [`crate::add_lists`].
 
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feedback::{ALIGN, ErrorFeedback, WORD};
 use crate::launch::{launch, start};
 use crate::random::{Random, RandomK};
-use crate::workspace::{Workspace, check, check_apart, check_count, require, split};
+use crate::select::Selection;
+use crate::workspace::{Target, Workspace, check, check_apart, check_count, require, split};
 use crate::{Device, LaunchError, Span};
 
-/// k indices (u32, all different) and as many values (f32) on the device.
-#[derive(Debug, Clone, Copy)]
-pub struct At {
-    /// How many.
-    pub k: u64,
-    /// Where.
-    pub indices: Span,
-    /// What.
-    pub values: Span,
-}
-
-impl At {
-    fn check(&self) -> Result<(), LaunchError> {
-        check_count(self.k)?;
-        check(("the indices", self.indices, 4 * self.k), WORD)?;
-        check(("the values", self.values, 4 * self.k), WORD)
-    }
-}
-
 /// Error feedback alone, for a rank whose own selection is not needed; [`gather`] then takes.
-pub fn feed(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub fn compensate(device: &impl Device, feedback: &ErrorFeedback, workspace: Span) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     device.zero(parts.zeroed)?;
-    feed.compensate(device, ((0, 0.0), Span::NONE), &parts)
+    feedback.compensate(device, 0, 0.0, Span::NONE, &parts)
 }
 
-/// Takes `factor` times the values at the indices out of what [`feed`] has compensated with this workspace. Indices that lie
+/// Takes `factor` times the values at the indices out of what [`compensate`] has compensated with this workspace. Indices that lie
 /// beyond n take nothing; the outcome's `over` then says so.
-pub fn gather(device: &impl Device, feed: &Feed, (at, factor): (&At, f32), workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub fn gather(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    at: &Selection,
+    factor: f32,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     at.check()?;
-    check_apart(("compensated", feed.compensated), ("the values", at.values))?;
+    check_apart(("compensated", feedback.compensated), ("the values", at.values))?;
     require(factor.is_finite(), "factor", factor.into(), "it must be finite")?;
-    start(device, "keep", feed.n, (feed.residual(), parts.outcome))?;
-    let lists = (at.indices, at.k, factor, at.values);
-    start(device, "gather", at.k, (feed.compensated, feed.n, lists, parts.ends()))
+    start(device, "keep", feedback.n, (feedback.residual(), parts.outcome))?;
+    let lists = (at.indices, at.len, factor, at.values);
+    start(device, "gather", at.len, (feedback.compensated, feedback.n, lists, parts.ends()))
 }
 
-/// Error feedback, k indices at random to the list, and the values there, taken out of the compensated gradient. `scratch` has
+/// Error feedback, k indices at random to `at`, and the values there, taken out of the compensated gradient. `scratch` has
 /// [`subset_scratch`] bytes.
 pub fn random_k(
     device: &impl Device,
-    compensated: &Feed,
-    (how, at): (RandomK, &At),
-    (scratch, workspace): (Span, Span),
+    compensated: &ErrorFeedback,
+    how: RandomK,
+    at: &Selection,
+    scratch: Span,
+    workspace: Span,
 ) -> Result<(), LaunchError> {
-    subset(device, (compensated.n, how.k, how.random), (scratch, at.indices))?;
-    feed(device, compensated, workspace)?;
-    gather(device, compensated, (at, how.factor(compensated.n)), workspace)
+    subset(device, compensated.n, how.k, how.random, scratch, at.indices)?;
+    compensate(device, compensated, workspace)?;
+    gather(device, compensated, at, how.factor(compensated.n), workspace)
 }
 
 /// Puts values where [`crate::topk`] has taken them: the compensated gradient is then whole again. Where the gradient was refused nothing was
 /// taken.
-pub(crate) fn put(device: &impl Device, feed: &Feed, at: &At, workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub(crate) fn put(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    at: &Selection,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     at.check()?;
-    start(device, "put", at.k, (feed.compensated, feed.n, at.indices, at.values, at.k, parts.outcome))
+    start(device, "put", at.len, (feedback.compensated, feedback.n, at.indices, at.values, at.len, parts.outcome))
 }
 
 /// `out += scale * values` at the indices; those beyond n are left out.
-pub fn scatter(device: &impl Device, at: &At, to: (u64, Span), scale: f32) -> Result<(), LaunchError> {
-    spread(device, "scatter", at, (to, scale))
+pub fn scatter(device: &impl Device, at: &Selection, n: u64, to: Target) -> Result<(), LaunchError> {
+    spread(device, "scatter", at, n, to.out, to.scale)
 }
 
 /// `out += values / world` at the indices: of every rank's message in turn, a mean with the CPU side's bits.
-pub fn add_mean(device: &impl Device, at: &At, to: (u64, Span), world: u32) -> Result<(), LaunchError> {
-    spread(device, "add_mean", at, (to, world as f32))
+pub fn add_mean(device: &impl Device, at: &Selection, n: u64, out: Span, world: u32) -> Result<(), LaunchError> {
+    spread(device, "add_mean", at, n, out, world as f32)
 }
 
 fn spread(
     device: &impl Device,
     kernel: &'static str,
-    at: &At,
-    ((n, out), by): ((u64, Span), f32),
+    at: &Selection,
+    n: u64,
+    out: Span,
+    by: f32,
 ) -> Result<(), LaunchError> {
     at.check()?;
     check_count(n)?;
-    check(("out", out, 4 * n), WORD)?;
+    check("out", out, 4 * n, WORD)?;
     check_apart(("out", out), ("the values", at.values))?;
-    start(device, kernel, at.k, (out, n, at.indices, at.values, at.k, by))
+    start(device, kernel, at.len, (out, n, at.indices, at.values, at.len, by))
 }
 
 /// Sets bits of a byte where the last call with this workspace refused its gradient: a message then says so itself, and
 /// nobody waits for the outcome.
-pub(crate) fn mark(device: &impl Device, (at, bits): (Span, u8), outcome: Span) -> Result<(), LaunchError> {
-    check(("the byte", at, 1), 1)?;
+pub(crate) fn mark(device: &impl Device, at: Span, bits: u8, outcome: Span) -> Result<(), LaunchError> {
+    check("the byte", at, 1, 1)?;
     launch(device, "mark", 1, (at, u32::from(bits), outcome))
 }
 
@@ -116,13 +113,16 @@ fn subset_parts(n: u64) -> [u64; 3] {
 /// k of n indices at random, ascending, to `indices`: the set that random-k draws on the CPU side.
 pub fn subset(
     device: &impl Device,
-    (n, k, random): (u64, u64, Random),
-    (scratch, indices): (Span, Span),
+    n: u64,
+    k: u64,
+    random: Random,
+    scratch: Span,
+    indices: Span,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     require(k <= n, "k", k as f64, "at most n")?;
-    check(("the scratch memory", scratch, subset_scratch(n)), 256)?;
-    check(("the indices", indices, 4 * k), ALIGN)?;
+    check("the scratch memory", scratch, subset_scratch(n), 256)?;
+    check("the indices", indices, 4 * k, ALIGN)?;
     check_apart(("the indices", indices), ("the scratch memory", scratch))?;
     let [first, set, counts] = split(scratch, subset_parts(n));
     // Of sets larger than half, those left out are drawn.

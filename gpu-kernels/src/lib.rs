@@ -10,7 +10,7 @@ pub mod bucket;
 mod cache;
 mod device;
 mod error;
-mod feed;
+mod feedback;
 mod gains;
 pub mod hybrid;
 mod indices;
@@ -34,15 +34,15 @@ pub use device::{
     OnStream, Span, Stream, THREADS, in_environment,
 };
 pub use error::{BlasError, CacheError, LaunchError, LoadError, Version};
-pub use feed::{DType, Feed};
+pub use feedback::{DType, ErrorFeedback};
 pub use gains::{MOST_CANDIDATES, gains, largest};
-pub use indices::{At, add_mean, feed, gather, random_k, scatter, subset, subset_scratch};
+pub use indices::{add_mean, compensate, gather, random_k, scatter, subset, subset_scratch};
 pub use lists::{ListRoom, Lists, add_lists, list_bytes, lists_room};
 pub use low_rank::{Gemm, Sgemm};
 pub use quantize::{Norm, Quantizer, add, majority, quantize};
 pub use random::{Random, RandomK};
 pub use ranges::add_sized;
-pub use select::{Form, Selected, Set, Tail, pack, payload_room, topk};
+pub use select::{Form, Selection, Set, Tail, pack, payload_room, topk};
 pub use source::Module;
 pub use threshold::{Fit, Threshold, threshold};
-pub use workspace::{MOST_VALUES, OUTCOME_BYTES, Outcome, STRUCTURES, workspace_bytes};
+pub use workspace::{MOST_VALUES, OUTCOME_BYTES, Outcome, STRUCTURES, Target, workspace_bytes};

@@ -1,10 +1,10 @@
 //! Payloads of k of n values as they arrive, read where they lie: their parts' places follow from n and k, so that no host has
 //! to look at them before they are added up.
 
-use crate::feed::WORD;
+use crate::feedback::WORD;
 use crate::launch::{launch, start};
 use crate::workspace::{check, check_apart, check_count, require};
-use crate::{Device, LaunchError, Span, THREADS};
+use crate::{Device, LaunchError, Span, THREADS, Target};
 use flexcomm_domain::spec::{EliasFano, IndexCoding, index_bytes};
 
 /// Gathered payloads of [`crate::Form::FIXED`], one of each rank: of k values at indices below n. They may begin at any byte,
@@ -81,14 +81,14 @@ impl Lists {
         let (bytes, rule) = (list_bytes(self.n, self.k), "at least 1 rank, and as long as a payload");
         require(self.ranks > 0 && self.stride >= bytes, "stride", self.stride as f64, rule)?;
         let last = u64::from(self.ranks - 1).saturating_mul(self.stride);
-        check(("the payloads", self.payloads, last.saturating_add(bytes)), 1)
+        check("the payloads", self.payloads, last.saturating_add(bytes), 1)
     }
 
     fn check_all(&self, out: Span, room: &ListRoom) -> Result<(), LaunchError> {
         let counts = lists_room(self.n, self.k, self.ranks);
-        check(("out", out, 4 * self.n), WORD)?;
-        check(("the counts", room.counts, counts), WORD)?;
-        check(("the word for what is refused", room.refused, WORD), WORD)?;
+        check("out", out, 4 * self.n, WORD)?;
+        check("the counts", room.counts, counts, WORD)?;
+        check("the word for what is refused", room.refused, WORD, WORD)?;
         let counts = room.counts.part(0, counts);
         let (own, others) = (("the payloads", self.payloads), ("out", out));
         for written in [("the counts", counts), ("the word for what is refused", room.refused)] {
@@ -105,18 +105,13 @@ impl Lists {
 ///
 /// Whatever the payloads' bytes are, nothing beyond them is read and nothing beyond `out` is written. Where one is not what
 /// n and k say, or would be refused by the CPU side's reader, [`ListRoom::refused`] says so, and `out` is not to be used.
-pub fn add_lists(
-    device: &impl Device,
-    lists: &Lists,
-    (scale, out): (f32, Span),
-    room: &ListRoom,
-) -> Result<(), LaunchError> {
+pub fn add_lists(device: &impl Device, lists: &Lists, to: Target, room: &ListRoom) -> Result<(), LaunchError> {
     lists.check()?;
-    lists.check_all(out, room)?;
+    lists.check_all(to.out, room)?;
     let call = Call { lists, layout: Layout::new(lists.n, lists.k), room };
     device.zero(room.refused.part(0, WORD))?;
     call.count(device)?;
-    (0..lists.ranks).try_for_each(|rank| call.add(device, rank, (scale, out)))
+    (0..lists.ranks).try_for_each(|rank| call.add(device, rank, to))
 }
 
 /// What the launches of a call share.
@@ -139,7 +134,7 @@ impl Call<'_> {
         launch(device, "scan_marks", ranks, (counts, tiles, k, refused))
     }
 
-    fn add(&self, device: &impl Device, rank: u32, (scale, out): (f32, Span)) -> Result<(), LaunchError> {
+    fn add(&self, device: &impl Device, rank: u32, Target { scale, out }: Target) -> Result<(), LaunchError> {
         let (Lists { n, k, payloads, stride, .. }, ListRoom { counts, refused }) = (*self.lists, *self.room);
         let Layout { coding, low, marks, values } = self.layout;
         let (before, tiles) = (u64::from(rank), self.layout.tiles());

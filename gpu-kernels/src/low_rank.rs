@@ -4,11 +4,11 @@
 //!
 //! Payloads are those of `compression` (round 0 P, round 1 Q, f32), equal up to the order of sums in the products.
 
-use crate::feed::Feed;
+use crate::feedback::ErrorFeedback;
 use crate::indices;
 use crate::launch::{launch, start};
 use crate::random::Random;
-use crate::workspace::{Workspace, check, check_apart, check_count, require};
+use crate::workspace::{Target, Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// `to = op(a) op(b)`, matrices by columns as BLAS has them; op transposes where it is set.
@@ -78,35 +78,49 @@ impl LowRank {
         let [left, right] = self.counts();
         [4 * right, 4 * left, 4 * left.max(right)]
     }
+}
 
-    fn check(self, matrix: Span, factors: &Factors) -> Result<(), LaunchError> {
-        let [warm, left, scratch] = self.bytes();
-        check(("the layer", matrix, 4 * u64::from(self.rows) * u64::from(self.cols)), ALIGN)?;
-        check(("the warm start", factors.warm, warm), ALIGN)?;
-        check(("the left factor", factors.left, left), ALIGN)?;
-        check(("the scratch memory", factors.scratch, scratch), ALIGN)?;
+/// A layer of the compensated gradient.
+#[derive(Debug, Clone, Copy)]
+pub struct Layer {
+    /// Its sizes.
+    pub shape: LowRank,
+    /// rows x cols f32.
+    pub matrix: Span,
+    /// Its memory.
+    pub factors: Factors,
+}
+
+impl Layer {
+    fn check(&self) -> Result<(), LaunchError> {
+        let (LowRank { rows, cols, .. }, factors) = (self.shape, &self.factors);
+        let [warm, left, scratch] = self.shape.bytes();
+        check("the layer", self.matrix, 4 * u64::from(rows) * u64::from(cols), ALIGN)?;
+        check("the warm start", factors.warm, warm, ALIGN)?;
+        check("the left factor", factors.left, left, ALIGN)?;
+        check("the scratch memory", factors.scratch, scratch, ALIGN)?;
         check_apart(("the left factor", factors.left), ("the scratch memory", factors.scratch))
     }
 
-    /// M factor: a row-major matrix is its transpose by columns.
-    fn times(self, matrix: Span, right: Span, to: Span) -> Sgemm {
-        let Self { rows, cols, rank } = self;
+    /// M times the factor in the scratch memory: a row-major matrix is its transpose by columns.
+    fn times(&self, to: Span) -> Sgemm {
+        let (LowRank { rows, cols, rank }, a, b) = (self.shape, self.matrix, self.factors.scratch);
         let transposed = [true, false];
-        Sgemm { transposed, m: rows, n: rank, k: cols, a: (matrix, cols), b: (right, cols), to: (to, rows) }
+        Sgemm { transposed, m: rows, n: rank, k: cols, a: (a, cols), b: (b, cols), to: (to, rows) }
     }
 
-    /// Mᵀ factor.
-    fn transposed(self, matrix: Span, left: Span, to: Span) -> Sgemm {
-        let Self { rows, cols, rank } = self;
+    /// Mᵀ times the factor in the scratch memory.
+    fn transposed(&self, to: Span) -> Sgemm {
+        let (LowRank { rows, cols, rank }, a, b) = (self.shape, self.matrix, self.factors.scratch);
         let transposed = [false, false];
-        Sgemm { transposed, m: cols, n: rank, k: rows, a: (matrix, cols), b: (left, rows), to: (to, cols) }
+        Sgemm { transposed, m: cols, n: rank, k: rows, a: (a, cols), b: (b, rows), to: (to, cols) }
     }
 }
 
 /// Error feedback of a bucket, before its layers. A gradient that is refused leaves the memory, and its layers send zeros.
-pub fn begin(device: &impl Device, feed: &Feed, workspace: Span) -> Result<(), LaunchError> {
-    indices::feed(device, feed, workspace)?;
-    start(device, "keep", feed.n, (feed.residual(), Workspace::new(workspace, feed.n)?.outcome))
+pub fn begin(device: &impl Device, feedback: &ErrorFeedback, workspace: Span) -> Result<(), LaunchError> {
+    indices::compensate(device, feedback, workspace)?;
+    start(device, "keep", feedback.n, (feedback.residual(), Workspace::new(workspace, feedback.n)?.outcome))
 }
 
 /// What the calls of a step share: the bucket's values and workspace, as in [`begin`].
@@ -123,59 +137,58 @@ impl Step {
         Workspace::new(self.workspace, self.n)
     }
 
-    fn send(&self, device: &impl Device, (values, count): (Span, u64), per_square: f64) -> Result<(), LaunchError> {
+    fn send(&self, device: &impl Device, values: Span, count: u64, per_square: f64) -> Result<(), LaunchError> {
         start(device, "power_send", count, (values, count, per_square, self.parts()?.ends()))
     }
 }
 
-/// Round 0: this rank's P of a layer of the compensated gradient, to `to`. `random` is of the job and the layer: its step and rank do
-/// not count.
+/// Round 0: this rank's P of a layer, to `to`. `random` is of the job and the layer: its step and rank do not count.
 pub fn left(
     device: &(impl Device + Gemm),
-    (layer, random): (LowRank, Random),
-    (matrix, factors, to): (Span, &Factors, Span),
+    layer: &Layer,
+    random: Random,
+    to: Span,
     step: &Step,
 ) -> Result<(), LaunchError> {
-    layer.check(matrix, factors)?;
-    let [count, _] = layer.counts();
-    check(("the left factor to send", to, 4 * count), ALIGN)?;
-    let (LowRank { cols, rank, .. }, random) = (layer, Random { step: 0, rank: None, ..random });
+    layer.check()?;
+    let [count, _] = layer.shape.counts();
+    check("the left factor to send", to, 4 * count, ALIGN)?;
+    let (LowRank { cols, rank, .. }, Factors { warm, scratch, .. }) = (layer.shape, layer.factors);
+    let random = Random { step: 0, rank: None, ..random };
     let threads = u64::from(rank) * u64::from(crate::THREADS);
-    start(device, "power_right", threads, (factors.warm, factors.scratch, cols, rank, random.stream(0)))?;
-    device.sgemm(&layer.times(matrix, factors.scratch, to))?;
-    step.send(device, (to, count), 0.0)
+    start(device, "power_right", threads, (warm, scratch, cols, rank, random.stream(0)))?;
+    device.sgemm(&layer.times(to))?;
+    step.send(device, to, count, 0.0)
 }
 
 /// Round 1: from the sum of all ranks' P, times `scale` their mean, this rank's Q to `to`; what both stand for is taken out
 /// of the layer, whose values then are its memory.
 pub fn right(
     device: &(impl Device + Gemm),
-    (layer, sum, scale): (LowRank, Span, f32),
-    (matrix, factors, to): (Span, &Factors, Span),
+    layer: &Layer,
+    sum: Span,
+    scale: f32,
+    to: Span,
     step: &Step,
 ) -> Result<(), LaunchError> {
-    layer.check(matrix, factors)?;
-    let [from, count] = layer.counts();
-    check(("the sum of left factors", sum, 4 * from), ALIGN)?;
-    check(("the right factor to send", to, 4 * count), ALIGN)?;
-    check_apart(("the sum of left factors", sum), ("the left factor", factors.left))?;
-    launch(device, "power_left", 1, (sum, scale, factors.left, factors.scratch, layer.rows, layer.rank))?;
-    device.sgemm(&layer.transposed(matrix, factors.scratch, to))?;
+    layer.check()?;
+    let (LowRank { rows, rank, .. }, Factors { left, scratch, .. }) = (layer.shape, layer.factors);
+    let [from, count] = layer.shape.counts();
+    check("the sum of left factors", sum, 4 * from, ALIGN)?;
+    check("the right factor to send", to, 4 * count, ALIGN)?;
+    check_apart(("the sum of left factors", sum), ("the left factor", left))?;
+    launch(device, "power_left", 1, (sum, scale, left, scratch, rows, rank))?;
+    device.sgemm(&layer.transposed(to))?;
     // The left factor's vectors are orthogonal, each of energy `rows`.
-    step.send(device, (to, count), f64::from(layer.rows))?;
-    add(device, (layer, factors.left, to), (-1.0, matrix))
+    step.send(device, to, count, f64::from(rows))?;
+    add(device, layer.shape, left, to, Target { out: layer.matrix, scale: -1.0 })
 }
 
-/// Keeps the mean Q for the next step, unless it is all zeros.
-pub fn keep_warm(
-    device: &impl Device,
-    (layer, sum, scale): (LowRank, Span, f32),
-    warm: Span,
-    step: &Step,
-) -> Result<(), LaunchError> {
-    let [_, count] = layer.counts();
-    check(("the sum of right factors", sum, 4 * count), ALIGN)?;
-    check(("the warm start", warm, 4 * count), ALIGN)?;
+/// Keeps the mean Q, which is `scale` times the sum, as the warm start of the next step, unless it is all zeros.
+pub fn keep_warm(device: &impl Device, layer: &Layer, sum: Span, scale: f32, step: &Step) -> Result<(), LaunchError> {
+    let (warm, [_, count]) = (layer.factors.warm, layer.shape.counts());
+    check("the sum of right factors", sum, 4 * count, ALIGN)?;
+    check("the warm start", warm, 4 * count, ALIGN)?;
     let parts = step.parts()?;
     device.zero(parts.zeroed)?;
     start(device, "power_any", count, (sum, count, scale, parts.state))?;
@@ -185,15 +198,17 @@ pub fn keep_warm(
 /// `out += scale left rightᵀ`: decoding, with the left factor of [`right`] and the sum of right factors.
 pub fn add(
     device: &impl Device,
-    (layer, left, right): (LowRank, Span, Span),
-    (scale, out): (f32, Span),
+    shape: LowRank,
+    left: Span,
+    right: Span,
+    Target { scale, out }: Target,
 ) -> Result<(), LaunchError> {
-    let [lefts, rights] = layer.counts();
-    let (rows, cols) = (u64::from(layer.rows), u64::from(layer.cols));
-    check(("the left factor", left, 4 * lefts), ALIGN)?;
-    check(("the right factor", right, 4 * rights), ALIGN)?;
-    check(("out", out, 4 * rows * cols), ALIGN)?;
+    let [lefts, rights] = shape.counts();
+    let (rows, cols) = (u64::from(shape.rows), u64::from(shape.cols));
+    check("the left factor", left, 4 * lefts, ALIGN)?;
+    check("the right factor", right, 4 * rights, ALIGN)?;
+    check("out", out, 4 * rows * cols, ALIGN)?;
     check_apart(("out", out), ("the left factor", left))?;
     check_apart(("out", out), ("the right factor", right))?;
-    start(device, "power_add", rows * cols, (out, rows, cols, left, right, layer.rank, scale))
+    start(device, "power_add", rows * cols, (out, rows, cols, left, right, shape.rank, scale))
 }

@@ -3,11 +3,11 @@
 //! Norms of whole tensors are rounded from sums in f64 whose order is not the CPU side's: about one in 10^8 of ‖x‖₂, mean |x|
 //! and clipping bounds is the neighbouring f32. Norms of buckets and largest magnitudes are the same always.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::launch::{Words, start};
 use crate::random::Random;
 use crate::ranges;
-use crate::workspace::{Workspace, check, check_apart, check_count, require};
+use crate::workspace::{Target, Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Which norm a level is a part of.
@@ -155,6 +155,7 @@ impl Quantizer {
         }
     }
 
+    /// The kind of norm that comes first, and its parameter.
     fn norm(self) -> (u32, f64) {
         let of = |norm| if norm == Norm::L2 { kind::L2 } else { kind::MAX };
         match self {
@@ -228,34 +229,47 @@ impl Quantizer {
     }
 }
 
-/// The largest magnitude of which `world` may be added up in half precision, all roundings upwards.
-fn limit((most, rounding): (f64, f64), world: u32) -> f32 {
-    let ranks = f64::from(world);
-    if world <= 1 { most as f32 } else { (most / ranks * (1.0 + rounding).powf(-ranks)) as f32 }
+/// A half precision.
+struct Half {
+    /// Largest finite value.
+    largest: f64,
+    /// Largest relative error of a sum.
+    rounding: f64,
 }
 
-/// Largest finite value, and largest relative error of a sum.
-const F16: (f64, f64) = (65_504.0, 1.0 / 2048.0);
-const BF16: (f64, f64) = (338_953_138_925_153_547_590_470_800_371_487_866_880.0, 1.0 / 256.0);
+const F16: Half = Half { largest: 65_504.0, rounding: 1.0 / 2048.0 };
+const BF16: Half = Half { largest: 338_953_138_925_153_547_590_470_800_371_487_866_880.0, rounding: 1.0 / 256.0 };
+
+impl Half {
+    /// The largest magnitude of which `world` may be added up, all roundings upwards.
+    fn limit(&self, world: u32) -> f32 {
+        let ranks = f64::from(world);
+        if world <= 1 {
+            return self.largest as f32;
+        }
+        (self.largest / ranks * (1.0 + self.rounding).powf(-ranks)) as f32
+    }
+}
 
 /// Error feedback, the payload, and what it stands for taken out of the memory. Two launches, three where buckets have norms
 /// of their own; nothing waits, and a CUDA graph can capture them (with a step's random numbers fixed in it).
 pub fn quantize(
     device: &impl Device,
-    feed: &Feed,
-    (method, random): (Quantizer, Random),
+    feedback: &ErrorFeedback,
+    method: Quantizer,
+    random: Random,
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    feed.check()?;
-    method.check(feed.n)?;
-    feed.check_payload(payload, method.payload_bytes(feed.n))?;
-    let call = Call { device, feed, parts: Workspace::new(workspace, feed.n)?, payload };
+    feedback.check()?;
+    method.check(feedback.n)?;
+    feedback.check_payload(payload, method.payload_bytes(feedback.n))?;
+    let call = Call { device, feedback, parts: Workspace::new(workspace, feedback.n)?, payload };
     device.zero(call.parts.zeroed)?;
     if let Quantizer::Signs | Quantizer::SignsAlone = method {
         return call.signs(if method == Quantizer::Signs { 1.0 } else { 0.0 });
     }
-    let (n, codes) = (feed.n, method.codes(feed.n));
+    let (n, codes) = (feedback.n, method.codes(feedback.n));
     // A tensor of one bucket has its norm in front; EightBit's lies there too.
     let in_front = match codes {
         Some(codes) => codes.bucket >= n && n > 0,
@@ -264,18 +278,19 @@ pub fn quantize(
             _ => matches!(method, Quantizer::EightBit { .. } | Quantizer::MinMax8),
         },
     };
-    feed.compensate(device, (method.norm(), if in_front { payload } else { Span::NONE }), &call.parts)?;
+    let (kind, parameter) = method.norm();
+    feedback.compensate(device, kind, parameter, if in_front { payload } else { Span::NONE }, &call.parts)?;
     if let Some(codes) = codes {
-        return call.codes((method, codes, random));
+        return call.codes(method, codes, random);
     }
     match method {
-        Quantizer::OneBitSgd { threshold, columns } => ranges::sides(&call, (threshold, columns)),
+        Quantizer::OneBitSgd { threshold, columns } => ranges::sides(&call, threshold, columns),
         Quantizer::MinMax8 => call.take("minmax", n, ()),
         Quantizer::Inceptionn { bound } => ranges::inceptionn(&call, bound),
         Quantizer::Natural => call.take("natural", n, random.stream(0)),
         Quantizer::EightBit { fixed } => call.take("eightbit", n, fixed),
-        Quantizer::F16 { world } => call.take("cast_f16", n, limit(F16, world)),
-        Quantizer::Bf16 { world } => call.take("cast_bf16", n, limit(BF16, world)),
+        Quantizer::F16 { world } => call.take("cast_f16", n, F16.limit(world)),
+        Quantizer::Bf16 { world } => call.take("cast_bf16", n, BF16.limit(world)),
         _ => call.take("signs", n, true),
     }
 }
@@ -283,18 +298,18 @@ pub fn quantize(
 /// Error feedback and its sign bits, with nothing taken out: signs times a norm of 0.
 pub(crate) fn signs_alone(
     device: &impl Device,
-    feed: &Feed,
+    feedback: &ErrorFeedback,
     payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     let random = Random { seed: 0, step: 0, tensor: 0, rank: None };
-    quantize(device, feed, (Quantizer::SignsAlone, random), payload, workspace)
+    quantize(device, feedback, Quantizer::SignsAlone, random, payload, workspace)
 }
 
 /// What all launches of a call share.
 pub(crate) struct Call<'a, D> {
     pub(crate) device: &'a D,
-    pub(crate) feed: &'a Feed,
+    pub(crate) feedback: &'a ErrorFeedback,
     pub(crate) parts: Workspace,
     pub(crate) payload: Span,
 }
@@ -302,21 +317,21 @@ pub(crate) struct Call<'a, D> {
 impl<D: Device> Call<'_, D> {
     /// Launches a kernel that writes the payload and takes what it stands for out of the compensated gradient.
     pub(crate) fn take(&self, kernel: &'static str, threads: u64, arguments: impl Words) -> Result<(), LaunchError> {
-        let all = (self.feed.residual(), self.payload, arguments, self.parts.ends());
+        let all = (self.feedback.residual(), self.payload, arguments, self.parts.ends());
         start(self.device, kernel, threads, all)
     }
 
     /// Signs that stand for `norm` each: all in one pass, and another that does nothing but for a refused gradient.
     fn signs(&self, norm: f32) -> Result<(), LaunchError> {
-        let (feed, kernel) = (self.feed, self.feed.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]));
+        let (feedback, kernel) = (self.feedback, self.feedback.dtype.of(["signs_f32", "signs_f16", "signs_bf16"]));
         // A warp works on 1024 values at a time.
-        start(self.device, kernel, feed.n.div_ceil(32), (feed.words(), norm, self.payload, self.parts.ends()))?;
-        let undone = (feed.memory, feed.compensated, feed.n, self.payload, self.parts.outcome);
-        start(self.device, "signs_undo", feed.n.div_ceil(8), undone)
+        start(self.device, kernel, feedback.n.div_ceil(32), (feedback.words(), norm, self.payload, self.parts.ends()))?;
+        let undone = (feedback.memory, feedback.compensated, feedback.n, self.payload, self.parts.outcome);
+        start(self.device, "signs_undo", feedback.n.div_ceil(8), undone)
     }
 
-    fn codes(&self, (method, codes, random): (Quantizer, Codes, Random)) -> Result<(), LaunchError> {
-        let (Codes { kernels, bucket, .. }, Feed { compensated, n, .. }) = (codes, *self.feed);
+    fn codes(&self, method: Quantizer, codes: Codes, random: Random) -> Result<(), LaunchError> {
+        let (Codes { kernels, bucket, .. }, ErrorFeedback { compensated, n, .. }) = (codes, *self.feedback);
         if bucket < n {
             let arguments = (compensated, n, bucket, method.norm().0, self.payload, self.parts.outcome);
             start(self.device, "norms", 8 * n.div_ceil(bucket), arguments)?;
@@ -330,14 +345,15 @@ impl<D: Device> Call<'_, D> {
 /// read beyond `payload_bytes`.
 pub fn add(
     device: &impl Device,
-    (method, n): (Quantizer, u64),
+    method: Quantizer,
+    n: u64,
     payload: Span,
-    (scale, out): (f32, Span),
+    Target { scale, out }: Target,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     method.check(n)?;
-    check(("the payload", payload, method.payload_bytes(n)), 1)?;
-    check(("out", out, 4 * n), WORD)?;
+    check("the payload", payload, method.payload_bytes(n), 1)?;
+    check("out", out, 4 * n, WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     if let Some(codes) = method.codes(n) {
         return start(device, codes.kernels[1], n, (out, n, payload, codes.words(), scale));
@@ -361,15 +377,17 @@ pub fn add(
 pub fn majority(
     device: &impl Device,
     n: u64,
-    (payloads, stride, ranks): (Span, u64, u32),
+    payloads: Span,
+    stride: u64,
+    ranks: u32,
     out: Span,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     let last = u64::from(ranks.saturating_sub(1)).saturating_mul(stride);
     let rule = "at least 1 rank, and a stride of at least n/8 bytes";
     require(ranks > 0 && stride >= n.div_ceil(8), "stride", stride as f64, rule)?;
-    check(("the payloads", payloads, last.saturating_add(n.div_ceil(8))), 1)?;
-    check(("out", out, 4 * n), WORD)?;
+    check("the payloads", payloads, last.saturating_add(n.div_ceil(8)), 1)?;
+    check("out", out, 4 * n, WORD)?;
     check_apart(("out", out), ("the payloads", payloads))?;
     start(device, "majority", n, (out, n, payloads, stride, ranks))
 }

@@ -1,13 +1,13 @@
 //! 1-bit SGD, min-max 8-bit and INCEPTIONN: payloads with more than a norm and codes.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::launch::{launch, start};
 use crate::quantize::Call;
-use crate::workspace::{Workspace, check, check_apart, check_count};
+use crate::workspace::{Target, Workspace, check, check_apart, check_count};
 use crate::{Device, LaunchError, Quantizer, Span};
 
-pub(crate) fn sides<D: Device>(call: &Call<'_, D>, (threshold, columns): (f32, u32)) -> Result<(), LaunchError> {
-    let (Feed { compensated, n, .. }, cols) = (*call.feed, u64::from(columns));
+pub(crate) fn sides<D: Device>(call: &Call<'_, D>, threshold: f32, columns: u32) -> Result<(), LaunchError> {
+    let (ErrorFeedback { compensated, n, .. }, cols) = (*call.feedback, u64::from(columns));
     if cols > 1 {
         let arguments = (compensated, n / cols, cols, threshold, call.payload, call.parts.outcome);
         start(call.device, "side_columns", cols, arguments)?;
@@ -25,15 +25,17 @@ fn sizes(bound: u32) -> [u32; 2] {
 }
 
 pub(crate) fn inceptionn<D: Device>(call: &Call<'_, D>, bound: u32) -> Result<(), LaunchError> {
-    let (Feed { compensated, n, .. }, parts) = (*call.feed, &call.parts);
-    count(call.device, (compensated, n, call.payload), bound, parts)?;
+    let (ErrorFeedback { compensated, n, .. }, parts) = (*call.feedback, &call.parts);
+    count(call.device, compensated, n, call.payload, bound, parts)?;
     call.take("put_sizes", n.div_ceil(EACH), (sizes(bound), parts.tiles, parts.sums))
 }
 
 /// Tags, of the values where they are given, and how many of each come before every tile.
 fn count(
     device: &impl Device,
-    (compensated, n, payload): (Span, u64, Span),
+    compensated: Span,
+    n: u64,
+    payload: Span,
     bound: u32,
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
@@ -46,18 +48,20 @@ fn count(
 /// begin at any byte. What claims to be longer than it is adds nothing.
 pub fn add_sized(
     device: &impl Device,
-    (bound, n): (u32, u64),
+    bound: u32,
+    n: u64,
     payload: Span,
-    (scale, out, workspace): (f32, Span, Span),
+    Target { scale, out }: Target,
+    workspace: Span,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     Quantizer::Inceptionn { bound }.check(n)?;
-    check(("the payload", payload, n.div_ceil(4)), 1)?;
-    check(("out", out, 4 * n), WORD)?;
+    check("the payload", payload, n.div_ceil(4), 1)?;
+    check("out", out, 4 * n, WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let parts = Workspace::new(workspace, n)?;
     device.zero(parts.zeroed)?;
-    count(device, (Span::NONE, n, payload), bound, &parts)?;
+    count(device, Span::NONE, n, payload, bound, &parts)?;
     let found = [parts.tiles, parts.sums, parts.state];
     start(device, "add_sizes", n.div_ceil(EACH), (out, n, payload, sizes(bound), found, payload.bytes(), scale))
 }

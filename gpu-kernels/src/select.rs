@@ -1,26 +1,26 @@
 //! Methods that send some values as they are: exact top-k, and how a selection is packed.
 
-use crate::feed::{ALIGN, Feed, WORD};
+use crate::feedback::{ALIGN, ErrorFeedback, WORD};
 use crate::launch::start;
 use crate::workspace::{TILE, Workspace, check, check_count, require};
 use crate::{Device, LaunchError, Span, THREADS};
 
-/// Where a selection goes: indices that ascend, and the compensated values there.
+/// Indices (u32, all different) and as many values (f32) on the device: of what is selected, or room for it.
 #[derive(Debug, Clone, Copy)]
-pub struct Selected {
-    /// `room` u32.
+pub struct Selection {
+    /// How many; of a selection that is still to come, at most.
+    pub len: u64,
+    /// Where in the tensor: in ascending order where a kernel selects.
     pub indices: Span,
-    /// `room` f32.
+    /// The values there.
     pub values: Span,
-    /// Most values that are selected.
-    pub room: u64,
 }
 
-impl Selected {
+impl Selection {
     pub(crate) fn check(&self) -> Result<(), LaunchError> {
-        check_count(self.room)?;
-        check(("the indices", self.indices, 4 * self.room), WORD)?;
-        check(("the values", self.values, 4 * self.room), WORD)
+        check_count(self.len)?;
+        check("the indices", self.indices, 4 * self.len, WORD)?;
+        check("the values", self.values, 4 * self.len, WORD)
     }
 }
 
@@ -82,42 +82,59 @@ impl Form {
 
 /// Error feedback, exactly the k largest by magnitude (ties to the lowest index), and the memory's update. Five launches
 /// that nothing waits for, all of which a CUDA graph can capture. The outcome is at the front of the workspace.
-pub fn topk(device: &impl Device, feed: &Feed, (k, to): (u64, &Selected), workspace: Span) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+pub fn topk(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    k: u64,
+    to: &Selection,
+    workspace: Span,
+) -> Result<(), LaunchError> {
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     to.check()?;
-    let holds = k <= feed.n && k <= to.room && (k == 0) == (feed.n == 0);
+    let holds = k <= feedback.n && k <= to.len && (k == 0) == (feedback.n == 0);
     require(holds, "k", k as f64, "from 1 to n, and room for it")?;
     device.zero(parts.zeroed)?;
-    begin(device, feed, k, &parts)?;
-    settle(device, feed, &parts, false)?;
-    take(device, feed, (to.room, to), &parts)
+    begin(device, feedback, k, &parts)?;
+    settle(device, feedback, &parts, false)?;
+    take(device, feedback, to.len, to, &parts)
 }
 
 /// Reads gradient and memory, and cuts by the first digit.
-pub(crate) fn begin(device: &impl Device, feed: &Feed, k: u64, parts: &Workspace) -> Result<(), LaunchError> {
-    let kernel = feed.dtype.of(["feed_f32", "feed_f16", "feed_bf16"]);
-    start(device, kernel, feed.n.div_ceil(4), (feed.words(), k, parts.ends()))
+pub(crate) fn begin(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    k: u64,
+    parts: &Workspace,
+) -> Result<(), LaunchError> {
+    let kernel = feedback.dtype.of(["compensate_f32", "compensate_f16", "compensate_bf16"]);
+    start(device, kernel, feedback.n.div_ceil(4), (feedback.words(), k, parts.ends()))
 }
 
 /// Cuts by the other digits; with `mean`, mean |g_e| is found on the way.
-pub(crate) fn settle(device: &impl Device, feed: &Feed, parts: &Workspace, mean: bool) -> Result<(), LaunchError> {
-    let keys = (feed.compensated, feed.n, parts.state, parts.outcome, parts.list, parts.room_of_list());
+pub(crate) fn settle(
+    device: &impl Device,
+    feedback: &ErrorFeedback,
+    parts: &Workspace,
+    mean: bool,
+) -> Result<(), LaunchError> {
+    let keys = (feedback.compensated, feedback.n, parts.state, parts.outcome, parts.list, parts.room_of_list());
     let sums = if mean { parts.partials } else { Span::NONE };
-    start(device, "cut_second", feed.n.div_ceil(4), (keys, sums))?;
-    start(device, "cut_third", feed.n, keys)
+    start(device, "cut_second", feedback.n.div_ceil(4), (keys, sums))?;
+    start(device, "cut_third", feedback.n, keys)
 }
 
 /// Takes what the state says out of `compensated`.
 pub(crate) fn take(
     device: &impl Device,
-    feed: &Feed,
-    (room, to): (u64, &Selected),
+    feedback: &ErrorFeedback,
+    room: u64,
+    to: &Selection,
     parts: &Workspace,
 ) -> Result<(), LaunchError> {
     let found = [parts.state, parts.outcome, parts.tiles, parts.sums];
-    let threads = u64::from(THREADS) * feed.n.div_ceil(TILE);
-    start(device, "take", threads, (feed.residual(), found, to.indices, to.values, room))
+    let threads = u64::from(THREADS) * feedback.n.div_ceil(TILE);
+    start(device, "take", threads, (feedback.residual(), found, to.indices, to.values, room))
 }
 
 /// Most bytes of a payload with at most k of n values, rounded up to whole words, which the kernels write.
@@ -129,15 +146,17 @@ pub fn payload_room(n: u64, k: u64) -> u64 {
 /// Packs what the last call with this workspace selected as a payload of version 2. Its length is in the outcome.
 pub fn pack(
     device: &impl Device,
-    (from, n): (&Selected, u64),
-    (payload, form): (Span, Form),
+    from: &Selection,
+    n: u64,
+    payload: Span,
+    form: Form,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
     let parts = Workspace::new(workspace, n)?;
     from.check()?;
-    check(("the payload", payload, payload_room(n, from.room)), ALIGN)?;
-    let (found, threads) = ([parts.state, parts.outcome], 2 * from.room);
+    check("the payload", payload, payload_room(n, from.len), ALIGN)?;
+    let (found, threads) = ([parts.state, parts.outcome], 2 * from.len);
     if form.gaps {
         start(device, "gaps", threads, (from.indices, found))?;
     }

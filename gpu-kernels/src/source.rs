@@ -22,7 +22,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", file!("common.cuh")),
     ("block.cuh", file!("block.cuh")),
     ("state.cuh", file!("state.cuh")),
-    ("feed.cuh", file!("feed.cuh")),
+    ("feedback.cuh", file!("feedback.cuh")),
     ("codes.cuh", file!("codes.cuh")),
     ("rules.cuh", file!("rules.cuh")),
 ];
@@ -38,7 +38,7 @@ macro_rules! modules {
 
 modules! {
     // Error feedback, exact cuts, compaction and packing of what is selected.
-    "select.cu": cut_second cut_third take gaps clear pack feed_f32 feed_f16 feed_bf16;
+    "select.cu": cut_second cut_third take gaps clear pack compensate_f32 compensate_f16 compensate_bf16;
     // Gains of all candidate ratios in one read, and what one read takes.
     "gains.cu": gains_f32 gains_f16 gains_bf16 largest_f32;
     // Quantizers and their inverses, and the majority vote.

@@ -1,9 +1,9 @@
 //! 3LC (Lim et al. 2019): three values, five to a byte, runs of zeros in one byte each.
 
-use crate::feed::{Feed, WORD};
+use crate::feedback::{ErrorFeedback, WORD};
 use crate::indices;
 use crate::launch::{launch, start};
-use crate::workspace::{Workspace, check, check_apart, check_count, require};
+use crate::workspace::{Target, Workspace, check, check_apart, check_count, require};
 use crate::{Device, LaunchError, Span};
 
 /// Bytes that a block works on at a time.
@@ -17,17 +17,18 @@ pub fn payload_bytes(n: u64) -> u64 {
 /// Error feedback and the payload, whose length is in the outcome; `s` is the sparsity multiplier, from 1 to below 2.
 pub fn compress(
     device: &impl Device,
-    feed: &Feed,
-    (s, payload): (f64, Span),
+    feedback: &ErrorFeedback,
+    s: f64,
+    payload: Span,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     require((1.0..2.0).contains(&s), "s", s, "from 1 to below 2")?;
-    feed.check_payload(payload, payload_bytes(feed.n))?;
-    indices::feed(device, feed, workspace)?;
-    let (n, parts, count) = (feed.n, Workspace::new(workspace, feed.n)?, feed.n.div_ceil(5));
+    feedback.check_payload(payload, payload_bytes(feedback.n))?;
+    indices::compensate(device, feedback, workspace)?;
+    let (n, parts, count) = (feedback.n, Workspace::new(workspace, feedback.n)?, feedback.n.div_ceil(5));
     // What is listed elsewhere has room for more bytes than these.
     let Workspace { list: bytes, tiles, sums, outcome, .. } = parts;
-    start(device, "quartic", count, (feed.residual(), s, bytes, tiles, parts.ends()))?;
+    start(device, "quartic", count, (feedback.residual(), s, bytes, tiles, parts.ends()))?;
     launch(device, "scan_last", 1, (tiles, count.div_ceil(TILE)))?;
     start(device, "count_runs", count, (bytes, n, tiles, sums))?;
     launch(device, "scan_runs", 1, (sums, count.div_ceil(TILE), outcome))?;
@@ -38,13 +39,14 @@ pub fn compress(
 /// than n adds nothing.
 pub fn add(
     device: &impl Device,
-    (payload, n): (Span, u64),
-    (scale, out): (f32, Span),
+    payload: Span,
+    n: u64,
+    Target { scale, out }: Target,
     workspace: Span,
 ) -> Result<(), LaunchError> {
     check_count(n)?;
-    check(("the payload", payload, 4), 1)?;
-    check(("out", out, 4 * n), WORD)?;
+    check("the payload", payload, 4, 1)?;
+    check("out", out, 4 * n, WORD)?;
     check_apart(("out", out), ("the payload", payload))?;
     let codes = payload.bytes() - 4;
     let (bytes, rule) = (payload.bytes() as f64, "at most a byte for every five values, and 4");

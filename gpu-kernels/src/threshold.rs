@@ -1,9 +1,9 @@
 //! Methods with a threshold, and how each finds it: launches that leave in the workspace which keys are selected.
 
-use crate::feed::Feed;
+use crate::feedback::ErrorFeedback;
 use crate::launch::{Words, launch, start};
 use crate::random::Random;
-use crate::select::{Selected, begin, settle, take};
+use crate::select::{Selection, begin, settle, take};
 use crate::workspace::{Workspace, require};
 use crate::{Device, LaunchError, Span};
 use flexcomm_compression::random::philox;
@@ -67,31 +67,32 @@ const NO_KEY: u64 = 0x7f80_0000;
 /// One call on its way.
 struct Call<'a, D> {
     device: &'a D,
-    feed: &'a Feed,
+    feedback: &'a ErrorFeedback,
     parts: Workspace,
 }
 
-/// Error feedback, selection by a threshold, and the memory's update. At most `to.room` values are selected; with less room than
+/// Error feedback, selection by a threshold, and the memory's update. At most `to.len` values are selected; with less room than
 /// the method may need, what is left over stays in the memory and the outcome says so.
 pub fn threshold(
     device: &impl Device,
-    feed: &Feed,
-    (method, to): (Threshold, &Selected),
+    feedback: &ErrorFeedback,
+    method: Threshold,
+    to: &Selection,
     workspace: Span,
 ) -> Result<(), LaunchError> {
-    feed.check()?;
-    let parts = Workspace::new(workspace, feed.n)?;
+    feedback.check()?;
+    let parts = Workspace::new(workspace, feedback.n)?;
     to.check()?;
-    method.check(feed.n, &parts)?;
-    let call = Call { device, feed, parts };
+    method.check(feedback.n, &parts)?;
+    let call = Call { device, feedback, parts };
     device.zero(parts.zeroed)?;
     let most = match method {
         Threshold::Above { v } => call.above(v)?,
         Threshold::MsTopK { k, random } => call.mstopk(k, random)?,
-        Threshold::Dgc { k, sample, most, random } => call.dgc((k, random), sample, most)?,
-        Threshold::Sidco { k, fit, first, stages } => call.sidco((k, fit), first, stages)?,
+        Threshold::Dgc { k, sample, most, random } => call.dgc(k, random, sample, most)?,
+        Threshold::Sidco { k, fit, first, stages } => call.sidco(k, fit, first, stages)?,
     };
-    take(device, feed, (to.room.min(most), to), &parts)
+    take(device, feedback, to.len.min(most), to, &parts)
 }
 
 fn samples(n: u64, share: f64) -> u64 {
@@ -124,16 +125,16 @@ impl<D: Device> Call<'_, D> {
     /// Every key from `key` on.
     fn settle_at(&self, key: u64) -> Result<u64, LaunchError> {
         launch(self.device, "settle_at", 1, (self.parts.state, key))?;
-        Ok(self.feed.n)
+        Ok(self.feedback.n)
     }
 
     fn begin(&self, k: u64) -> Result<(), LaunchError> {
-        begin(self.device, self.feed, k, &self.parts)
+        begin(self.device, self.feedback, k, &self.parts)
     }
 
     /// Launches a kernel that reads the compensated gradient.
     fn read(&self, kernel: &'static str, arguments: impl Words) -> Result<(), LaunchError> {
-        let Feed { compensated, n, .. } = *self.feed;
+        let ErrorFeedback { compensated, n, .. } = *self.feedback;
         start(self.device, kernel, n.div_ceil(4), (compensated, n, arguments))
     }
 
@@ -143,13 +144,13 @@ impl<D: Device> Call<'_, D> {
     }
 
     fn mstopk(&self, k: u64, random: Random) -> Result<u64, LaunchError> {
-        let (n, Workspace { state, outcome, .. }) = (self.feed.n, self.parts);
+        let (n, Workspace { state, outcome, .. }) = (self.feedback.n, self.parts);
         if k == n {
             self.begin(k)?;
             return self.settle_at(if n == 0 { NO_KEY } else { 0 });
         }
         self.begin(k + 1)?;
-        settle(self.device, self.feed, &self.parts, true)?;
+        settle(self.device, self.feedback, &self.parts, true)?;
         launch(self.device, "bisect", 1, (state, outcome))?;
         let key = random.key(0);
         let [a, b, ..] = philox([0, 0, key[2], key[3]], [key[0], key[1]]);
@@ -157,8 +158,8 @@ impl<D: Device> Call<'_, D> {
         Ok(k)
     }
 
-    fn dgc(&self, (k, random): (u64, Random), share: f64, most: f64) -> Result<u64, LaunchError> {
-        let (device, n) = (self.device, self.feed.n);
+    fn dgc(&self, k: u64, random: Random, share: f64, most: f64) -> Result<u64, LaunchError> {
+        let (device, n) = (self.device, self.feedback.n);
         self.begin(k)?;
         if n == 0 {
             return self.settle_at(NO_KEY);
@@ -168,18 +169,18 @@ impl<D: Device> Call<'_, D> {
         let most = ((k as f64 * most) as u64).clamp(k, n);
         let Workspace { state, outcome, sampled, list, .. } = self.parts;
         let drawn = (samples, rank, random.stream(0));
-        start(device, "sample", samples, (self.feed.compensated, n, drawn, list, sampled, outcome))?;
+        start(device, "sample", samples, (self.feedback.compensated, n, drawn, list, sampled, outcome))?;
         // The sample is short: its keys are looked through again, without a list.
         let (keys, none) = ((list, samples, sampled, outcome), (Span::NONE, 0u32));
         start(device, "cut_second", samples, (keys, none, Span::NONE))?;
         start(device, "cut_third", samples, (keys, none))?;
         self.read("reach", (most, sampled, state, outcome))?;
-        settle(device, self.feed, &self.parts, false)?;
+        settle(device, self.feedback, &self.parts, false)?;
         Ok(most)
     }
 
-    fn sidco(&self, (k, fit): (u64, Fit), first: f64, stages: u32) -> Result<u64, LaunchError> {
-        let n = self.feed.n;
+    fn sidco(&self, k: u64, fit: Fit, first: f64, stages: u32) -> Result<u64, LaunchError> {
+        let n = self.feedback.n;
         self.begin(0)?;
         if k == n {
             return self.settle_at(if k == 0 { NO_KEY } else { 0 });

@@ -76,6 +76,15 @@ impl Outcome {
     }
 }
 
+/// Where a payload's values are added: `out += scale * C(x)`.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// f32, as many as the tensor has.
+    pub out: Span,
+    /// 1 over the number of ranks for a mean.
+    pub scale: f32,
+}
+
 /// Parts of a workspace for n values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Workspace {
@@ -112,7 +121,7 @@ pub fn workspace_bytes(n: u64) -> u64 {
 
 impl Workspace {
     pub(crate) fn new(span: Span, n: u64) -> Result<Self, LaunchError> {
-        check(("the workspace", span, workspace_bytes(n)), ALIGN)?;
+        check("the workspace", span, workspace_bytes(n), ALIGN)?;
         let [outcome, state, sampled, tiles, partials, sums, list] = split(span, sizes(n));
         let zeroed = span.part(padded(OUTCOME_BYTES), state.bytes() + sampled.bytes() + tiles.bytes());
         Ok(Self { outcome, state, sampled, tiles, partials, sums, list, zeroed })
@@ -138,7 +147,7 @@ pub(crate) fn split<const N: usize>(borrowed: Span, sizes: [u64; N]) -> [Span; N
 }
 
 /// Refuses a buffer that is too small or lies where vector loads cannot reach it.
-pub(crate) fn check((what, span, need): (&'static str, Span, u64), align: u64) -> Result<(), LaunchError> {
+pub(crate) fn check(what: &'static str, span: Span, need: u64, align: u64) -> Result<(), LaunchError> {
     if span.bytes() < need {
         return Err(LaunchError::TooSmall { what, got: span.bytes(), need });
     }

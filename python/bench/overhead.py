@@ -6,7 +6,7 @@ messages and telemetry below DDP; and with the hook, as it is after a decision f
 0.01. In each round every job makes a few steps, in an order that is drawn anew: a shared machine's speed changes within
 tenths of a second. Two more rows: the agent's job in a loop over `session.batches()`, and the same as the agent's
 with nothing reported, which tells what reporting costs (`telemetry`). Prints medians of the step time, and the ratio
-to plain DDP's steps in the same round: the mean of the middle four fifths of the rounds, with its standard error; and
+to plain DDP's steps in the same round: the trimmed mean of the rounds (without a tenth at both ends), with its standard error; and
 the same of the processor's time, of all of a rank's threads.
 BUCKET_MB sets DDP's bucket_cap_mb, ROUNDS the rounds, JOBS some of the jobs, PIN=1 binds each rank to a core.
 """
@@ -148,9 +148,9 @@ def compared(ours, theirs):
     # Without the tenths at both ends: what another process takes in a round is not ours. Its error by the usual formula for
     # trimmed means: what was cut off counts as the last that was not.
     cut = len(ratios) // 10
-    middle = ratios[cut : len(ratios) - cut]
-    mean = statistics.fmean(middle)
-    squares = sum((r - mean) ** 2 for r in middle) + cut * sum((end - mean) ** 2 for end in (middle[0], middle[-1]))
+    trimmed = ratios[cut : len(ratios) - cut]
+    mean = statistics.fmean(trimmed)
+    squares = sum((r - mean) ** 2 for r in trimmed) + cut * sum((end - mean) ** 2 for end in (trimmed[0], trimmed[-1]))
     error = math.sqrt(squares / (len(ratios) - 1) / len(ratios)) / (1 - 2 * cut / len(ratios))
     return math.expm1(mean) * 100, error * 100
 

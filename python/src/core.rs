@@ -89,40 +89,34 @@ pub struct AutoLeaders {
     staleness: u64,
 }
 
-/// The compressors to decide among, and those that are offered on request alone.
-fn offered(named: Option<Vec<String>>) -> Result<(Vec<Family>, Vec<Family>), Failure> {
-    let Some(named) = named else { return Ok((default_compressors(), further_compressors())) };
-    let mut candidates = named.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
-    candidates.sort();
-    candidates.dedup();
-    let others = default_compressors().into_iter().chain(further_compressors());
-    Ok((candidates.clone(), others.filter(|family| !candidates.contains(family)).collect()))
+/// The compressors of a job.
+struct Offered {
+    /// To decide among.
+    candidates: Vec<Family>,
+    on_request: Vec<Family>,
 }
 
-fn hello(
-    session: &Session,
-    (all, costs): (&Layers, &BTreeMap<Family, [CodecCost; 2]>),
-    (candidates, further): (Vec<Family>, Vec<Family>),
-    backend: String,
-    collectives: Vec<String>,
-) -> Hello {
-    let codec = |(family, on_request): (Family, bool)| CodecInfo {
-        times: costs.get(&family).map(|costs| (*costs).into()),
-        on_request,
-        ..CodecInfo::new(family, Sizes::codec(family, all))
-    };
-    let candidates = std::iter::once(Family::NONE).chain(candidates).map(|family| (family, false));
-    let families = candidates.chain(further.into_iter().map(|family| (family, true)));
-    Hello {
-        protocol: PROTOCOL,
-        job: session.job.clone(),
-        run: session.run,
-        rank: session.rank.0,
-        world: session.world,
-        gradient_values: all.values() as u64,
-        backend,
-        codecs: families.map(codec).collect(),
-        collectives,
+impl Offered {
+    fn new(named: Option<Vec<String>>) -> Result<Self, Failure> {
+        let Some(named) = named else {
+            return Ok(Self { candidates: default_compressors(), on_request: further_compressors() });
+        };
+        let mut candidates = named.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
+        candidates.sort();
+        candidates.dedup();
+        let others = default_compressors().into_iter().chain(further_compressors());
+        let on_request = others.filter(|family| !candidates.contains(family)).collect();
+        Ok(Self { candidates, on_request })
+    }
+
+    fn codecs(self, layers: &Layers, costs: &BTreeMap<Family, [CodecCost; 2]>) -> Vec<CodecInfo> {
+        let codec = |family: Family, on_request: bool| CodecInfo {
+            times: costs.get(&family).map(|costs| (*costs).into()),
+            on_request,
+            ..CodecInfo::new(family, Sizes::codec(family, layers))
+        };
+        let candidates = std::iter::once(Family::NONE).chain(self.candidates).map(|family| codec(family, false));
+        candidates.chain(self.on_request.into_iter().map(|family| codec(family, true))).collect()
     }
 }
 
@@ -183,8 +177,19 @@ impl Core {
             }
             let all = layers(&self.model).map_err(Failure::input)?;
             let costs = ordinal.map(|ordinal| measure(ordinal, &self.model)).unwrap_or_default();
+            let codecs = Offered::new(candidates)?.codecs(&all, &costs);
             let mut session = self.lock();
-            let hello = hello(&session, (&all, &costs), offered(candidates)?, backend, collectives);
+            let hello = Hello {
+                protocol: PROTOCOL,
+                job: session.job.clone(),
+                run: session.run,
+                rank: session.rank.0,
+                world: session.world,
+                gradient_values: all.values() as u64,
+                backend,
+                codecs,
+                collectives,
+            };
             session.reporter.connect(Client::start(&socket, hello)?);
             Ok(())
         })

@@ -33,19 +33,19 @@ pub(crate) fn gpu(ordinal: u32) -> Result<&'static Gpu, Failure> {
     loaded.map_err(Failure::not_on_device)
 }
 
-/// A stream of a device.
+/// A stream of the CUDA device with this number, by its handle (`torch.cuda.Stream.cuda_stream`).
 #[pyclass(frozen, get_all, from_py_object)]
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct CudaStream {
     ordinal: u32,
-    stream: u64,
+    handle: u64,
 }
 
 #[pymethods]
-impl Place {
+impl CudaStream {
     #[new]
-    fn new(ordinal: u32, stream: u64) -> Self {
-        Self { ordinal, stream }
+    fn new(ordinal: u32, handle: u64) -> Self {
+        Self { ordinal, handle }
     }
 }
 
@@ -63,9 +63,9 @@ impl From<DeviceSpan> for Region {
     }
 }
 
-pub(crate) fn on(place: Place) -> Result<OnStream<'static>, Failure> {
+pub(crate) fn on(stream: CudaStream) -> Result<OnStream<'static>, Failure> {
     // SAFETY: the hook passes torch's current stream of this device, which torch never destroys.
-    gpu(place.ordinal).map(|gpu| unsafe { gpu.on(place.stream) })
+    gpu(stream.ordinal).map(|gpu| unsafe { gpu.on(stream.handle) })
 }
 
 pub(crate) fn on_device(gradient: Span, element: ElementPy) -> Result<Gradient, Failure> {
@@ -94,11 +94,11 @@ impl FromPyObject<'_, '_> for BorrowedTensor {
 
 impl BorrowedTensor {
     /// Its memory, if kernels can use it.
-    pub(crate) fn buffer(self, place: Place) -> Result<(Box<dyn DeviceBuffer>, DeviceSpan), Failure> {
-        let (gpu, memory) = (gpu(place.ordinal)?, self.span.on_device());
+    pub(crate) fn buffer(self, stream: CudaStream) -> Result<Box<dyn DeviceBuffer>, Failure> {
+        let (gpu, memory) = (gpu(stream.ordinal)?, self.span.on_device());
         let checked = gpu.check_memory("the memory that was given", memory);
         checked.map_err(|error| Failure::not_on_device(format!("failed to {error}")))?;
-        Ok((Box::new(BucketMemory::new(gpu, self.tensor)), memory))
+        Ok(Box::new(BucketMemory::new(gpu, memory, self.tensor)))
     }
 }
 
@@ -106,16 +106,21 @@ impl BorrowedTensor {
 #[derive(Debug)]
 pub(crate) struct BucketMemory<T> {
     gpu: &'static Gpu,
+    span: DeviceSpan,
     _memory: T,
 }
 
 impl<T> BucketMemory<T> {
-    pub(crate) fn new(gpu: &'static Gpu, memory: T) -> Self {
-        Self { gpu, _memory: memory }
+    pub(crate) fn new(gpu: &'static Gpu, span: DeviceSpan, memory: T) -> Self {
+        Self { gpu, span, _memory: memory }
     }
 }
 
 impl<T: std::fmt::Debug + Send> DeviceBuffer for BucketMemory<T> {
+    fn span(&self) -> DeviceSpan {
+        self.span
+    }
+
     fn fetch(&self, from: DeviceSpan, to: &mut [u8]) -> Result<(), LaunchError> {
         // Of whatever stream it was written on.
         self.gpu.wait().map_err(|error| LaunchError::Driver { kernel: "what came before", code: error.to_string() })?;
@@ -151,23 +156,23 @@ impl Core {
     }
 
     /// Makes the device ready for a bucket that is compressed there: answers what to give it in a second call, as `memory`.
-    #[pyo3(signature = (index, place, memory=None))]
+    #[pyo3(signature = (index, stream, memory=None))]
     fn device_ready(
         &self,
         py: Python<'_>,
         index: usize,
-        place: Place,
+        stream: CudaStream,
         memory: Option<BorrowedTensor>,
     ) -> PyResult<DeviceNeeds> {
         guard(py, || {
             let exchange = self.lock().exchange(index)?;
             let needed = exchange.with(|bucket| if bucket.is_on_device() { Ok(0) } else { bucket.device_bytes() });
-            let (need, device) = (needed.map_err(Failure::not_on_device)?, on(place)?);
+            let (need, device) = (needed.map_err(Failure::not_on_device)?, on(stream)?);
             match memory.filter(|_| need > 0) {
                 None if need > 0 => return Ok(DeviceNeeds { memory: need, ..DeviceNeeds::default() }),
                 None => {}
                 Some(memory) => {
-                    let buffer = memory.buffer(place)?;
+                    let buffer = memory.buffer(stream)?;
                     let moved = exchange.with(|bucket| bucket.move_to_device(&device, buffer));
                     moved.map_err(Failure::not_on_device)?;
                 }
@@ -181,13 +186,13 @@ impl Core {
     }
 
     /// Of messages that stay on the device, launched before the ranks' status is known: `out` takes float32.
-    fn add_blocks_on(&self, py: Python<'_>, index: usize, place: Place, blocks: Span, out: Span) -> PyResult<()> {
+    fn add_blocks_on(&self, py: Python<'_>, index: usize, stream: CudaStream, blocks: Span, out: Span) -> PyResult<()> {
         guard(py, || {
-            let device = on(place)?;
+            let device = on(stream)?;
             let exchange = self.lock().exchange(index)?;
             let control = exchange.round().0.head_bytes();
             let (blocks, out) = (blocks.on_device(), out.on_device());
-            Ok(exchange.with(|bucket| bucket.add_on(&device, (blocks, control), out))?)
+            Ok(exchange.with(|bucket| bucket.add_on(&device, blocks, control, out))?)
         })
     }
 

@@ -3,7 +3,7 @@
 //! that the end of one bucket's collective and the next bucket's compression run side by side.
 
 use crate::core::Core;
-use crate::device::{Place, Region, on, on_device};
+use crate::device::{CudaStream, Region, on, on_device};
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::{half, is_cast};
@@ -287,31 +287,31 @@ impl Core {
         })
     }
 
-    /// Compresses a bucket: a float32 gradient on the host, or one of these elements at a place. Answers the first round. `rates`
-    /// are learning rates: the optimizer's first group's, then, where there are several groups, one for each of the bucket's
-    /// parameters. Of one that is not above 0 the last that was counts.
-    #[pyo3(signature = (index, gradient, rates, place=None, element=ElementPy::Float32))]
+    /// Compresses a bucket: a float32 gradient on the host, or one of these elements on the device of `stream`. Answers the
+    /// first round. `rates` are learning rates: the optimizer's first group's, then, where there are several groups, one for
+    /// each of the bucket's parameters. Of one that is not above 0 the last that was counts.
+    #[pyo3(signature = (index, gradient, rates, stream=None, element=ElementPy::Float32))]
     fn begin_exchange(
         &self,
         py: Python<'_>,
         index: usize,
         gradient: Span,
         rates: Vec<f64>,
-        place: Option<Place>,
+        stream: Option<CudaStream>,
         element: ElementPy,
     ) -> PyResult<RoundPy> {
         guard(py, || {
             let began = Instant::now();
             let exchange = self.lock().exchange(index)?;
             let step = exchange.at(&rates)?;
-            let begun = match place {
+            let begun = match stream {
                 None => {
                     let gradient = gradient.read::<f32>("the bucket")?;
                     let Ok(round) = exchange.with(|bucket| bucket.begin(&Host, gradient, step, exchange.leader));
                     Ok(described(&round, None))
                 }
-                Some(place) => {
-                    let (device, gradient) = (on(place)?, on_device(gradient, element)?);
+                Some(stream) => {
+                    let (device, gradient) = (on(stream)?, on_device(gradient, element)?);
                     exchange.with(|bucket| {
                         let round = bucket.begin(&device, gradient, step, exchange.leader);
                         let outcome = bucket.outcome_on().ok().filter(|_| bucket.stays());
@@ -324,11 +324,11 @@ impl Core {
         })
     }
 
-    /// Writes this rank's part of a bucket's round to the round's buffer; at a place only of a message that stays there.
-    #[pyo3(signature = (index, out, place=None))]
-    fn write_round(&self, py: Python<'_>, index: usize, out: Span, place: Option<Place>) -> PyResult<()> {
+    /// Writes this rank's part of a bucket's round to the round's buffer; with a `stream` only of a message that stays there.
+    #[pyo3(signature = (index, out, stream=None))]
+    fn write_round(&self, py: Python<'_>, index: usize, out: Span, stream: Option<CudaStream>) -> PyResult<()> {
         guard(py, || {
-            let (began, device) = (Instant::now(), place.map(on).transpose()?);
+            let (began, device) = (Instant::now(), stream.map(on).transpose()?);
             let exchange = self.lock().exchange(index)?;
             let (round, tag) = exchange.round();
             let need = round.head_bytes() + round.bytes;
@@ -360,11 +360,11 @@ impl Core {
         })
     }
 
-    /// After a round that is not the last: the next one. What arrived lies on the host; `place` as in `begin_exchange`.
-    #[pyo3(signature = (index, arrived, place=None))]
-    fn next_round(&self, py: Python<'_>, index: usize, arrived: Span, place: Option<Place>) -> PyResult<RoundPy> {
+    /// After a round that is not the last: the next one. What arrived lies on the host; `stream` as in `begin_exchange`.
+    #[pyo3(signature = (index, arrived, stream=None))]
+    fn next_round(&self, py: Python<'_>, index: usize, arrived: Span, stream: Option<CudaStream>) -> PyResult<RoundPy> {
         guard(py, || {
-            let (began, device) = (Instant::now(), place.map(on).transpose()?);
+            let (began, device) = (Instant::now(), stream.map(on).transpose()?);
             let (exchange, arrived) = self.arrived(index, arrived, true)?;
             let next = exchange.with(|bucket| match &device {
                 Some(device) => bucket.next(device, &arrived),
@@ -377,17 +377,17 @@ impl Core {
 
     /// After the last round: `out` (float32) becomes the mean gradient. Answers whether it is finite; on a device `out` means
     /// nothing if not.
-    #[pyo3(signature = (index, arrived, out, place=None))]
+    #[pyo3(signature = (index, arrived, out, stream=None))]
     fn finish_exchange(
         &self,
         py: Python<'_>,
         index: usize,
         arrived: Span,
         out: Span,
-        place: Option<Place>,
+        stream: Option<CudaStream>,
     ) -> PyResult<bool> {
         guard(py, || {
-            let (began, device) = (Instant::now(), place.map(on).transpose()?);
+            let (began, device) = (Instant::now(), stream.map(on).transpose()?);
             let (exchange, arrived) = self.arrived(index, arrived, false)?;
             let Some(device) = device else {
                 let out = out.write::<f32>("the bucket")?;

@@ -29,7 +29,7 @@ mod _core {
     #[pymodule_export]
     use super::core::{AutoLeaders, Core, ShadowGain, State, TickPy};
     #[pymodule_export]
-    use super::device::{DeviceNeeds, Place, Region};
+    use super::device::{CudaStream, DeviceNeeds, Region};
     #[pymodule_export]
     use super::exchange::{ElementPy, HowPy, RoundPy, Transfer};
     #[pymodule_export]

@@ -1,10 +1,10 @@
 //! Shadow trials of gradients that lie on a GPU: kernels look at them there. Where they cannot, the shadows begin anew on the host.
 
 use crate::core::Core;
-use crate::device::{BorrowedTensor, Place, Region, on};
+use crate::device::{BorrowedTensor, CudaStream, Region, on};
 use crate::guard::{Failure, guard};
 use crate::memory::Span;
-use flexcomm_exchange::{OnHost, Param, Shadow, lock};
+use flexcomm_exchange::{NotOnDevice, Param, Shadow, lock};
 use pyo3::prelude::*;
 
 /// What the shadows of a bucket need on its device; nothing and 0 when they have it.
@@ -44,8 +44,13 @@ impl Core {
         Ok(ShadowNeeds { coordinates: indices.iter().flat_map(|index| index.to_ne_bytes()).collect(), memory })
     }
 
-    fn give_to_shadows(&self, index: usize, place: Place, memory: BorrowedTensor) -> Result<ShadowNeeds, Failure> {
-        let device = on(place)?;
+    fn give_to_shadows(
+        &self,
+        index: usize,
+        stream: CudaStream,
+        memory: BorrowedTensor,
+    ) -> Result<ShadowNeeds, Failure> {
+        let device = on(stream)?;
         let mut session = self.lock();
         let session = &mut *session;
         let shared = session.store.bucket(index)?;
@@ -54,7 +59,7 @@ impl Core {
         bucket.copy_to_host()?;
         if let Some(shadow) = session.shadows.shadow() {
             let residual = bucket.residual();
-            let moved = shadow.move_to_device(&device, (index, &residual[..]), memory.buffer(place)?);
+            let moved = shadow.move_to_device(&device, index, &residual, memory.buffer(stream)?);
             moved.map_err(Failure::not_on_device)?;
         }
         Ok(ShadowNeeds::default())
@@ -78,31 +83,37 @@ impl Core {
     }
 
     /// Makes a bucket's subsets ready: answers what to give them in a second call, as `memory`.
-    #[pyo3(signature = (index, place, memory=None))]
+    #[pyo3(signature = (index, stream, memory=None))]
     fn shadow_ready(
         &self,
         py: Python<'_>,
         index: usize,
-        place: Place,
+        stream: CudaStream,
         memory: Option<BorrowedTensor>,
     ) -> PyResult<ShadowNeeds> {
         guard(py, || match memory {
-            None => on(place).and_then(|_| self.sample_shadows(index)),
-            Some(memory) => self.give_to_shadows(index, place, memory),
+            None => on(stream).and_then(|_| self.sample_shadows(index)),
+            Some(memory) => self.give_to_shadows(index, stream, memory),
         })
     }
 
     /// Launches a step of a bucket's shadows, over the float32 values at their coordinates; none where there are no shadows.
-    fn shadow_step(&self, py: Python<'_>, index: usize, place: Place, values: Span) -> PyResult<Option<ShadowStep>> {
+    fn shadow_step(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        stream: CudaStream,
+        values: Span,
+    ) -> PyResult<Option<ShadowStep>> {
         guard(py, || {
-            let device = on(place)?;
+            let device = on(stream)?;
             let mut session = self.lock();
             let (steps, generation) = (session.steps(), session.shadows.generation());
             let Some(shadow) = session.shadows.shadow() else { return Ok(None) };
-            match shadow.observe_on(&device, (index, values.on_device()), steps) {
+            match shadow.observe_on(&device, index, values.on_device(), steps) {
                 Ok(outcomes) => Ok(Some(ShadowStep { outcomes: outcomes.into(), generation })),
                 // They began between two buckets of this step.
-                Err(OnHost::Absent) => Ok(None),
+                Err(NotOnDevice::Absent) => Ok(None),
                 Err(why) => Err(Failure::not_on_device(why)),
             }
         })

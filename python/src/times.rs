@@ -6,7 +6,7 @@ use crate::guard::Failure;
 use flexcomm_compression::pipeline::{Member, Step};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{CodecCost, CompressionRatio, Family, default_compressors};
-use flexcomm_exchange::{Arrived, Bucket, HEAD_BYTES, OnHost, Param, Status, head};
+use flexcomm_exchange::{Arrived, Bucket, HEAD_BYTES, NotOnDevice, Param, Status, head};
 use flexcomm_gpu_kernels::bench::{RUNS, median};
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Allocation, DType, Gpu, OnStream, Span, Stream};
@@ -61,7 +61,7 @@ fn costs(ordinal: u32, params: &[Param]) -> Result<BTreeMap<Family, Costs>, Fail
         }
         let at = |ratio: &f64| {
             let spec = family.at(CompressionRatio::new(*ratio)?)?;
-            let bucket = Loopback::new((gpu, &stream), (params, spec), (gradient.span(), out.span()));
+            let bucket = Loopback::new(gpu, &stream, params, spec, gradient.span(), out.span());
             match bucket.and_then(|mut bucket| bucket.seconds(&stream)) {
                 Ok(seconds) => Ok(Some((*ratio, seconds.map(|seconds| seconds / n as f64)))),
                 Err(Failure::NotOnDevice(_)) => Ok(None),
@@ -95,15 +95,18 @@ struct Loopback<'a> {
 
 impl<'a> Loopback<'a> {
     fn new(
-        (gpu, stream): (&'static Gpu, &Stream<'_>),
-        (params, spec): (&[Param], CompressorSpec),
-        (gradient, out): (Span, Span),
+        gpu: &'static Gpu,
+        stream: &Stream<'_>,
+        params: &[Param],
+        spec: CompressorSpec,
+        gradient: Span,
+        out: Span,
     ) -> Result<Self, Failure> {
         let mut bucket = Bucket::new(0, params.to_vec(), Member::alone(0), None)?;
         bucket.prepare(&spec, None)?;
         let memory = gpu.allocate(bucket.device_bytes().map_err(on_host)?)?;
         let span = memory.span();
-        bucket.move_to_device(&stream.device(), (Box::new(BucketMemory::new(gpu, memory)), span)).map_err(on_host)?;
+        bucket.move_to_device(&stream.device(), Box::new(BucketMemory::new(gpu, span, memory))).map_err(on_host)?;
         let block = gpu.allocate(bucket.staying().map_or(0, |(bytes, _)| HEAD_BYTES + bytes) as u64)?;
         let gradient = Gradient { at: gradient, dtype: DType::F32, weights: (1.0, 1.0) };
         Ok(Self { bucket, gradient, block, part: Vec::new(), out, step: 0 })
@@ -140,16 +143,16 @@ impl<'a> Loopback<'a> {
 
     fn decompress(&mut self, device: &OnStream<'_>) -> Result<(), Failure> {
         if self.bucket.stays() {
-            return Ok(self.bucket.add_on(device, (self.block.span(), HEAD_BYTES), self.out)?);
+            return Ok(self.bucket.add_on(device, self.block.span(), HEAD_BYTES, self.out)?);
         }
         let arrived = Arrived { refused: false, parts: vec![&self.part] };
         Ok(self.bucket.finish(device, &arrived, self.out).map(drop)?)
     }
 }
 
-fn on_host(why: OnHost) -> Failure {
+fn on_host(why: NotOnDevice) -> Failure {
     match why {
-        OnHost::Launch(error) => error.into(),
+        NotOnDevice::Launch(error) => error.into(),
         other => Failure::not_on_device(other),
     }
 }

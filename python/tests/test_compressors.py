@@ -99,7 +99,7 @@ def test_what_drops_values_without_error_feedback_is_said_once_with_the_remedy(s
 
 def test_texts_that_cannot_run_are_refused_on_every_rank(seen):
     words = {
-        "name": ["qsgdd", "there is", "nearest name is 'qsgd'"], "key": ["levels", "qsgd", "it takes s"],
+        "name": ["qsgdd", "did you mean qsgd?"], "key": ["levels", "qsgd", "it takes s"],
         "value": ["set s of qsgd", '"0"', "whole number from 1"], "memory": ["vanila", "vanilla"],
         "no memory": ["variance(alpha=2)", "without error feedback", "variance(alpha=2)+ef(vanilla)"],
         "missing": ["without k", "above 0 and below 1"], "one rank": ["rank 1", "set s of qsgd", '"0"'],

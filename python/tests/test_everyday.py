@@ -49,7 +49,7 @@ def test_a_session_calls_a_strategy_what_the_user_did(seen):
             "dense": "none/dense-ring",
             "topk(k=0.1)+ef(vanilla)/allgather": "topk(k=0.1)+ef(vanilla)/allgather",
         }, said
-        words = ["nearest name is 'topk'", "strategies is 5", "'none/dense-ring' has no shadow"]
+        words = ["did you mean topk?", "strategies is 5", "'none/dense-ring' has no shadow"]
         for (kind, text), word in zip(rank["named"]["shadows"], words, strict=True):
             assert kind == "ValueError" and word in text, text
 

@@ -283,7 +283,8 @@ mod tests {
     fn tick(
         job: &mut [Control],
         sent: &mut Vec<u8>,
-        (took, answers): (Duration, &[Answer]),
+        took: Duration,
+        answers: &[Answer],
     ) -> Result<(Tick, Change), ControlError> {
         let ticks: Vec<Tick> = job.iter_mut().map(Control::begin).collect();
         assert!(ticks.iter().all(|tick| *tick == ticks[0]), "{ticks:?}");
@@ -322,7 +323,7 @@ mod tests {
                     waits = Some((Duration::ZERO, 0));
                 }
                 let settled = step % 40 > usize::from(2 * MOST_APART);
-                let (_, change) = tick(&mut job, &mut sent, (took, &[])).unwrap();
+                let (_, change) = tick(&mut job, &mut sent, took, &[]).unwrap();
                 if let Some((waited, steps)) = &mut waits {
                     *waited += took;
                     *steps += 1;
@@ -349,7 +350,7 @@ mod tests {
             let mut next = job[0].clone();
             next.begin();
             broadcasts.extend(next.announces().then_some(step));
-            tick(&mut job, &mut sent, (Duration::from_millis(5), &[])).unwrap();
+            tick(&mut job, &mut sent, Duration::from_millis(5), &[]).unwrap();
         }
         let first: Vec<u64> = (0..=FIRST_STEPS).collect();
         assert_eq!(broadcasts, [&first[..], &[36, 40, 44, 48]].concat(), "every step, then every fourth");
@@ -364,7 +365,7 @@ mod tests {
         let all = [Answer::cannot("left"), Answer::cannot("left")];
         let mut next = |job: &mut Vec<Control>, answers: &[Answer]| {
             sent.clear();
-            let (tick, change) = tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap();
+            let (tick, change) = tick(job, &mut sent, Duration::from_millis(300), answers).unwrap();
             (tick.step, sent.is_empty(), change)
         };
         let left = Change::TrialEnds(Some(AbortCause::Left));
@@ -410,7 +411,7 @@ mod tests {
             job[0].agreement().offer_trial(TrialPlan::new(id, vec![strategy(candidate)], 2, 0).unwrap());
             let mut next = |job: &mut Vec<Control>| {
                 let answers = if job[0].gathers() { answers } else { &[] };
-                tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap();
+                tick(job, &mut sent, Duration::from_millis(300), answers).unwrap();
                 assert!(job[1].sample() == job[0].sample());
                 job[0].sample()
             };
@@ -439,7 +440,7 @@ mod tests {
             job[0].agreement().offer_trial(TrialPlan::new(id, vec![strategy(candidate)], 2, 0).unwrap());
             loop {
                 let answers = if job[0].gathers() { answers } else { &[] };
-                match tick(job, &mut sent, (Duration::from_millis(300), answers)).unwrap().1 {
+                match tick(job, &mut sent, Duration::from_millis(300), answers).unwrap().1 {
                     Change::None => {}
                     _ => return job[1].sample(),
                 }
@@ -457,7 +458,7 @@ mod tests {
     #[test]
     fn a_rank_in_another_step_is_told_of() {
         let (mut job, mut sent) = (job(2), Vec::new());
-        tick(&mut job, &mut sent, (Duration::from_millis(300), &[])).unwrap();
+        tick(&mut job, &mut sent, Duration::from_millis(300), &[]).unwrap();
         job[0].begin();
         let message = job[0].message();
         let mut behind = self::job(2).remove(1);

@@ -134,7 +134,7 @@ impl Pipeline {
     }
 
     /// The payload of a message of the strategy in force, made in this step.
-    pub(super) fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
+    pub fn open_message<'a>(&self, message: &'a [u8], step: u64, round: u32) -> Result<&'a [u8], ReadError> {
         let envelope = Envelope::parse(message)?;
         let header = &envelope.header;
         let (expected, got) = (self.spec.entry().code, header.method);

@@ -16,7 +16,9 @@ use flexcomm_compression::pipeline::{Pipeline, Step, factor};
 use flexcomm_compression::wire::{Reader, Writer, read_indices, write_message};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Decoding, Gradient, Layers, Method, Plan};
-use flexcomm_gpu_kernels::{At, Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Span};
+use flexcomm_gpu_kernels::{
+    Copies, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Quantizer, Selection, Span, Target,
+};
 use flexcomm_gpu_kernels::{add, add_lists, add_mean, lists_room, majority, scatter};
 
 const ALIGN: u64 = 256;
@@ -26,7 +28,7 @@ const REFUSED_BYTES: u64 = 4;
 
 /// Why a bucket that lies on a device is compressed on the host.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum OnHost {
+pub enum NotOnDevice {
     /// AR-Topk of another selection than top-k of one tensor.
     #[error(
         "AR-Topk of {0} is exchanged through the host: kernels choose a leader's indices by top-k of one tensor alone"
@@ -50,6 +52,9 @@ pub enum OnHost {
 
 /// Memory of a device that somebody gave to a bucket and keeps allocated while this lives.
 pub trait DeviceBuffer: std::fmt::Debug + Send {
+    /// All of it.
+    fn span(&self) -> Span;
+
     /// Copies to the host, after all that was launched.
     fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError>;
 }
@@ -115,6 +120,13 @@ fn framed(pipeline: &Pipeline, step: Step, payload: u64) -> Result<Vec<u8>, Enco
     Ok(header)
 }
 
+/// The payload of a last round's message whose factors, where it has any, are 1.
+fn unscaled_payload<'m>(pipeline: &Pipeline, message: &'m [u8], step: Step) -> Option<&'m [u8]> {
+    let payload = pipeline.open_message(message, step.index, pipeline.rounds() - 1).ok()?;
+    let (factors, payload) = payload.split_at_checked(pipeline.factor_bytes())?;
+    factors.as_chunks::<4>().0.iter().all(|factor| *factor == 1f32.to_le_bytes()).then_some(payload)
+}
+
 fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
 }
@@ -131,18 +143,18 @@ fn fetch_outcome(device: &impl Copies, from: Span) -> Result<Outcome, LaunchErro
 }
 
 impl Bucket {
-    fn plan(&self) -> Result<(Plan, Vec<Method>), OnHost> {
+    fn plan(&self) -> Result<(Plan, Vec<Method>), NotOnDevice> {
         let pipeline = &self.run.pipeline;
         // Without a memory, an older strategy's residual goes out first.
         let plan = Plan::new(pipeline.spec(), pipeline.layers(), self.member)
             .filter(|plan| plan.keeps || !pipeline.has_residual())
-            .ok_or_else(|| OnHost::Parts(pipeline.spec().to_string()))?;
+            .ok_or_else(|| NotOnDevice::Parts(pipeline.spec().to_string()))?;
         let methods = plan.methods(0).unwrap_or_default();
         Ok((plan, methods))
     }
 
     /// Bytes of device memory that it needs, aligned to 256; or why kernels cannot do it.
-    pub fn device_bytes(&self) -> Result<u64, OnHost> {
+    pub fn device_bytes(&self) -> Result<u64, NotOnDevice> {
         let (plan, methods) = self.plan()?;
         Ok(Layers::bytes(&plan.lengths(), &methods)? + room_bytes(&plan, &methods, self.member.world))
     }
@@ -152,16 +164,12 @@ impl Bucket {
         self.device.is_some()
     }
 
-    /// Moves the residual to the device, into `memory` that `buffer` keeps.
-    pub fn move_to_device(
-        &mut self,
-        device: &impl Copies,
-        (buffer, memory): (Box<dyn DeviceBuffer>, Span),
-    ) -> Result<(), OnHost> {
-        let (plan, methods) = self.plan()?;
+    /// Moves the residual to the device, into `buffer`.
+    pub fn move_to_device(&mut self, device: &impl Copies, buffer: Box<dyn DeviceBuffer>) -> Result<(), NotOnDevice> {
+        let ((plan, methods), memory) = (self.plan()?, buffer.span());
         let lengths = plan.lengths();
         let bytes = Layers::bytes(&lengths, &methods)?;
-        let layers = Layers::new(device, (&lengths, &methods), memory.part(0, bytes))?;
+        let layers = Layers::new(device, &lengths, &methods, memory.part(0, bytes))?;
         let residual = self.residual();
         let mut rest = &residual[..];
         for (span, n) in layers.residual().zip(&lengths) {
@@ -204,13 +212,14 @@ impl Bucket {
         Ok(())
     }
 
-    fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), OnHost> {
+    fn compress_on(&mut self, device: &impl Copies, gradient: Gradient) -> Result<(), NotOnDevice> {
         let (step, pipeline) = (self.step, &self.run.pipeline);
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
-        own.layers.step(device, (gradient, own.plan.keeps), &own.methods)?;
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
+        own.layers.step(device, gradient, own.plan.keeps, &own.methods)?;
         own.did_step(step);
         if let Some(payload) = own.plan.staying(&own.methods).filter(|_| pipeline.factor_bytes() == 0) {
-            own.header = Some(framed(pipeline, step, payload).map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?);
+            own.header =
+                Some(framed(pipeline, step, payload).map_err(|_| NotOnDevice::Parts(pipeline.spec().to_string()))?);
             return Ok(());
         }
         match own.fetch(device, pipeline, step, &mut self.message) {
@@ -247,8 +256,8 @@ impl Bucket {
 
     /// Writes this rank's block: the header, whose status is corrected where the gradient is not finite, and the message.
     /// Where it fails, the residual is as before, and the host can do it.
-    pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), OnHost> {
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
+    pub fn write_on(&mut self, device: &impl Copies, control: &[u8], block: Span) -> Result<(), NotOnDevice> {
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
         let written = own.write_block(device, control, block);
         if written.is_err() {
             own.put_back();
@@ -259,29 +268,24 @@ impl Bucket {
 
     /// Launched before anybody knows the ranks' status: `out` (f32) becomes the mean of the messages in all ranks' blocks, behind
     /// `control` bytes of header each. [`Self::judge`] finds out what it means.
-    pub fn add_on(
-        &self,
-        device: &impl Copies,
-        (blocks, control): (Span, usize),
-        out: Span,
-    ) -> Result<(), ExchangeError> {
+    pub fn add_on(&self, device: &impl Copies, blocks: Span, control: usize, out: Span) -> Result<(), ExchangeError> {
         let (n, world) = (self.values() as u64, self.member.world.max(1));
         let absent = ExchangeError::Order { bucket: self.index, what: "no message was made on the device" };
         let Some(own) = &self.device else { return Err(absent) };
         let [method] = own.methods[..] else { return Err(absent) };
         let (front, stride) = ((control + self.message_header_bytes()) as u64, blocks.bytes() / u64::from(world));
-        let (scale, refused) = (1.0 / world as f32, own.layers.refused());
+        let (to, refused) = (Target { out, scale: 1.0 / world as f32 }, own.layers.refused());
         device.zero(out)?;
         if let Some(k) = method.selected() {
             let payloads = blocks.part(front, blocks.bytes().saturating_sub(front));
             let room = ListRoom { counts: own.room, refused };
-            return Ok(add_lists(device, &Lists { n, k, payloads, stride, ranks: world }, (scale, out), &room)?);
+            return Ok(add_lists(device, &Lists { n, k, payloads, stride, ranks: world }, to, &room)?);
         }
         let Method::Quantize(quantizer, _) = method else { return Err(absent) };
         device.zero(refused)?;
         for rank in 0..u64::from(world) {
             let payload = blocks.part(rank * stride + front, method.payload_bytes(n));
-            add(device, (quantizer, n), payload, (scale, out))?;
+            add(device, quantizer, n, payload, to)?;
         }
         Ok(())
     }
@@ -321,10 +325,10 @@ impl Bucket {
     }
 
     /// AR-Topk: error feedback and, where this rank may lead, its selection, whose indices are fetched: the host waits.
-    fn choose_on(&mut self, device: &impl Copies, gradient: Gradient, leader: Leader) -> Result<(), OnHost> {
+    fn choose_on(&mut self, device: &impl Copies, gradient: Gradient, leader: Leader) -> Result<(), NotOnDevice> {
         let spec = *self.spec();
-        let Some(own) = &mut self.device else { return Err(OnHost::Absent) };
-        let [Method::TopK(k)] = own.methods[..] else { return Err(OnHost::Selection(spec.to_string())) };
+        let Some(own) = &mut self.device else { return Err(NotOnDevice::Absent) };
+        let [Method::TopK(k)] = own.methods[..] else { return Err(NotOnDevice::Selection(spec.to_string())) };
         let may_lead = leader.may_be(self.member.rank);
         own.layers.choose(device, gradient, may_lead.then_some(k))?;
         let outcome = fetch_outcome(device, own.layers.outcomes())?;
@@ -344,28 +348,19 @@ impl Bucket {
 
     /// Adds up by kernels, where all messages are what they are expected to be; else the host's reader says best what is wrong.
     fn add_known(&self, device: &impl Copies, last: &LastRound<'_>, out: Span) -> Result<bool, ExchangeError> {
-        let (own, header) = (self.on_device()?, self.header_bytes());
-        let (head, front) = (&self.message.bytes()[..header], header + self.run.pipeline.factor_bytes());
-        // Lengths may differ.
-        let alike = |part: &[u8]| part.len() >= header && part[..16] == head[..16] && part[24..header] == head[24..];
-        let ones = |part: &[u8]| {
-            let factors = part.get(header..front).map(|factors| factors.as_chunks::<4>().0);
-            factors.is_some_and(|factors| factors.iter().all(|factor| *factor == 1f32.to_le_bytes()))
+        let (own, pipeline) = (self.on_device()?, &self.run.pipeline);
+        let (messages, ranks) = match last {
+            LastRound::Sum(message) => (&[&message[..]][..], self.member.world.max(1) as usize),
+            LastRound::Messages(messages) => (&messages[..], messages.len()),
+            LastRound::Values(_) | LastRound::Refused => return Ok(false),
         };
-        let (payloads, ranks): (Vec<&[u8]>, usize) = match last {
-            LastRound::Sum(message) => (vec![&message[header..]], self.member.world.max(1) as usize),
-            LastRound::Messages(messages)
-                if !messages.is_empty() && messages.iter().all(|part| alike(part) && ones(part)) =>
-            {
-                (messages.iter().map(|part| &part[front..]).collect(), messages.len())
-            }
-            _ => return Ok(false),
-        };
-        if own.plan.decoding == Decoding::Host {
+        if own.plan.decoding == Decoding::Host || messages.is_empty() {
             return Ok(false);
         }
+        let payloads = messages.iter().map(|message| unscaled_payload(pipeline, message, self.step));
+        let Some(payloads) = payloads.collect::<Option<Vec<&[u8]>>>() else { return Ok(false) };
         device.zero(out)?;
-        Ok(own.add_all(device, (&payloads, 1.0 / ranks as f32), out)?)
+        Ok(own.add_all(device, &payloads, Target { out, scale: 1.0 / ranks as f32 })?)
     }
 
     /// AR-Topk's sums at the agreed indices.
@@ -376,7 +371,7 @@ impl Bucket {
         let lists = self.on_device()?.layers.lists(sums.len() as u64)?;
         upload_words(device, lists.values, sums.iter().map(|sum| sum.to_le_bytes()))?;
         device.zero(out)?;
-        add_mean(device, &lists, (self.values() as u64, out), self.member.world.max(1))?;
+        add_mean(device, &lists, self.values() as u64, out, self.member.world.max(1))?;
         Ok(Ran::Good)
     }
 
@@ -393,12 +388,12 @@ impl Bucket {
 impl<D: Copies> Place for D {
     type Values<'a> = Gradient;
     type Mean<'a> = Span;
-    type Error = OnHost;
+    type Error = NotOnDevice;
 
-    fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), OnHost> {
+    fn compress(&self, bucket: &mut Bucket, gradient: Gradient, leader: Option<Leader>) -> Result<(), NotOnDevice> {
         let (step, reference) = (bucket.step, bucket.known_rate());
         let Run { pipeline, rates, .. } = &mut bucket.run;
-        let Some(own) = &mut bucket.device else { return Err(OnHost::Absent) };
+        let Some(own) = &mut bucket.device else { return Err(NotOnDevice::Absent) };
         own.header = None;
         if let Some(factors) = rates.factors(reference).filter(|_| own.plan.keeps) {
             own.rescale(self, pipeline.layers(), &factors)?;
@@ -423,7 +418,7 @@ impl<D: Copies> Place for D {
         let lists = own.layers.lists(agreed.len() as u64)?;
         upload_words(self, lists.indices, agreed.iter().map(|index| index.to_le_bytes()))?;
         let mut bytes = vec![0; 4 * agreed.len()];
-        own.layers.take_at(self, lists.k)?;
+        own.layers.take_at(self, lists.len)?;
         own.did_step(bucket.step);
         let outcome = fetch_outcome(self, own.layers.outcomes())?;
         self.download(lists.values, &mut bytes)?;
@@ -510,7 +505,7 @@ impl OnDevice {
         pipeline: &Pipeline,
         step: Step,
         message: &mut Writer,
-    ) -> Result<Option<Energy>, OnHost> {
+    ) -> Result<Option<Energy>, NotOnDevice> {
         let mut bytes = vec![0; self.layers.outcomes().bytes() as usize];
         device.download(self.layers.outcomes(), &mut bytes)?;
         let each = bytes.chunks_exact(Layers::OUTCOME as usize).take(self.methods.len());
@@ -521,7 +516,7 @@ impl OnDevice {
         }
         let scaled = pipeline.factor_bytes() > 0;
         if scaled && outcomes.iter().any(|outcome| factor(outcome.energy()) != 1.0) {
-            return Err(OnHost::Variance);
+            return Err(NotOnDevice::Variance);
         }
         let payloads = self.fetch_payloads(device, &outcomes)?;
         let written = write_message(&pipeline.message_header(step), message, |out| {
@@ -531,7 +526,7 @@ impl OnDevice {
             out.raw(&payloads);
             Ok(())
         });
-        written.map_err(|_| OnHost::Parts(pipeline.spec().to_string()))?;
+        written.map_err(|_| NotOnDevice::Parts(pipeline.spec().to_string()))?;
         Ok(Some(self.plan.energy(&outcomes)))
     }
 
@@ -560,22 +555,17 @@ impl OnDevice {
 
     /// `out += scale * ` what the payloads mean, in their order. False, and `out` is unspecified, where one is none: the host's
     /// reader then says why.
-    fn add_all(
-        &self,
-        device: &impl Copies,
-        (payloads, scale): (&[&[u8]], f32),
-        out: Span,
-    ) -> Result<bool, LaunchError> {
+    fn add_all(&self, device: &impl Copies, payloads: &[&[u8]], to: Target) -> Result<bool, LaunchError> {
         if self.plan.decoding == Decoding::Vote {
-            return self.vote(device, payloads, out);
+            return self.vote(device, payloads, to.out);
         }
         for payload in payloads {
             let mut from = Reader::new(payload);
             let (mut at, alone) = (0, self.methods.len() == 1);
             for (n, method) in self.plan.lengths().into_iter().zip(&self.methods) {
-                let out = out.part(4 * at, 4 * n);
+                let to = Target { out: to.out.part(4 * at, 4 * n), ..to };
                 let room = alone.then_some(payload.len());
-                if !self.add_layer(device, (*method, n), (&mut from, room), (scale, out))? {
+                if !self.add_layer(device, *method, &mut from, room, to)? {
                     return Ok(false);
                 }
                 at += n;
@@ -597,26 +587,28 @@ impl OnDevice {
             }
             device.upload(self.room.part(rank * stride, length), payload)?;
         }
-        majority(device, n, (self.room, stride, ranks), out)?;
+        majority(device, n, self.room, stride, ranks, out)?;
         Ok(true)
     }
 
     fn add_layer(
         &self,
         device: &impl Copies,
-        (method, n): (Method, u64),
-        (from, alone): (&mut Reader<'_>, Option<usize>),
-        (scale, out): (f32, Span),
+        method: Method,
+        from: &mut Reader<'_>,
+        alone: Option<usize>,
+        to: Target,
     ) -> Result<bool, LaunchError> {
+        let n = to.out.bytes() / 4;
         match self.plan.decoding {
-            Decoding::Lists => return self.add_lists(device, n, from, (scale, out)),
+            Decoding::Lists => return self.add_lists(device, from, to),
             Decoding::Drawn => {
                 let Method::RandomK(how) = method else { return Ok(false) };
                 let values = self.room.part(0, 4 * how.k);
                 let Ok(bytes) = from.take("values", 4 * how.k as usize) else { return Ok(false) };
                 device.upload(values, bytes)?;
-                let at = At { k: how.k, indices: self.layers.indices(how.k), values };
-                return scatter(device, &at, (n, out), scale).map(|()| true);
+                let at = Selection { len: how.k, indices: self.layers.indices(how.k), values };
+                return scatter(device, &at, n, to).map(|()| true);
             }
             _ => {}
         }
@@ -636,16 +628,11 @@ impl OnDevice {
         let Ok(bytes) = from.take("payload", length) else { return Ok(false) };
         let payload = self.room.part(0, length as u64);
         device.upload(payload, bytes)?;
-        method.add(device, (payload, n), (scale, out), self.layers.workspace())
+        method.add(device, payload, n, to, self.layers.workspace())
     }
 
-    fn add_lists(
-        &self,
-        device: &impl Copies,
-        n: u64,
-        from: &mut Reader<'_>,
-        (scale, out): (f32, Span),
-    ) -> Result<bool, LaunchError> {
+    fn add_lists(&self, device: &impl Copies, from: &mut Reader<'_>, to: Target) -> Result<bool, LaunchError> {
+        let n = to.out.bytes() / 4;
         let (Ok(k), mut indices) = (from.u32("number of values"), Vec::new()) else { return Ok(false) };
         if read_indices(from, n as usize, k as usize, &mut indices).is_err() {
             return Ok(false);
@@ -656,10 +643,10 @@ impl OnDevice {
         if lists.bytes() < 8 * k {
             return Ok(false);
         }
-        let at = At { k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
+        let at = Selection { len: k, indices: lists.part(0, 4 * k), values: lists.part(4 * k, 4 * k) };
         upload_words(device, at.indices, indices.iter().map(|index| index.to_le_bytes()))?;
         device.upload(at.values, bytes)?;
-        scatter(device, &at, (n, out), scale)?;
+        scatter(device, &at, n, to)?;
         Ok(true)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::sample::{Sample, Sampling, samples};
 use super::{Shadow, seed_of};
-use crate::bucket::{DeviceBuffer, OnHost, Param, layers};
+use crate::bucket::{DeviceBuffer, NotOnDevice, Param, layers};
 use crate::error::ExchangeError;
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::CompressorSpec;
@@ -23,12 +23,12 @@ struct Part {
 }
 
 impl Part {
-    fn new(candidate: usize, spec: &CompressorSpec, sample: Sample, member: Member) -> Result<Self, OnHost> {
+    fn new(candidate: usize, spec: &CompressorSpec, sample: Sample, member: Member) -> Result<Self, NotOnDevice> {
         let param = Param { id: 0, len: sample.places.len(), cols: sample.cols };
         let layers = layers(&[param]).ok();
         // Kernels of shadows always have a memory.
         let plan = layers.and_then(|layers| Plan::new(spec, &layers, member)).filter(|plan| plan.keeps);
-        let plan = plan.ok_or_else(|| OnHost::Parts(spec.to_string()))?;
+        let plan = plan.ok_or_else(|| NotOnDevice::Parts(spec.to_string()))?;
         Ok(Self { candidate, plan, sample })
     }
 }
@@ -75,7 +75,7 @@ impl Shadow {
     /// Draws a bucket's samples: coordinates of all of them, one behind the other, and bytes of device memory to give, aligned to
     /// 256. Buckets come in order; one that comes again is begun anew. Where one candidate's kernels are missing, all shadows are
     /// the host's.
-    pub fn sample_on(&mut self, bucket: usize, params: &[Param]) -> Result<(&[u32], u64), OnHost> {
+    pub fn sample_on(&mut self, bucket: usize, params: &[Param]) -> Result<(&[u32], u64), NotOnDevice> {
         let share = self.share.min(MOST_TOGETHER / self.candidates.len().max(1) as f64);
         let sampling = Sampling { share, seed: seed_of(self.seed, bucket) };
         let values = params.iter().map(|param| param.len).sum();
@@ -101,11 +101,12 @@ impl Shadow {
     pub fn move_to_device(
         &mut self,
         device: &impl Copies,
-        (bucket, residual): (usize, &[f32]),
-        (buffer, memory): (Box<dyn DeviceBuffer>, Span),
-    ) -> Result<(), OnHost> {
-        let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
-        let layers = Layers::new(device, (&own.lengths(), &own.methods(0)), memory)?;
+        bucket: usize,
+        residual: &[f32],
+        buffer: Box<dyn DeviceBuffer>,
+    ) -> Result<(), NotOnDevice> {
+        let Some(own) = self.on_device.get_mut(bucket) else { return Err(NotOnDevice::Absent) };
+        let layers = Layers::new(device, &own.lengths(), &own.methods(0), buffer.span())?;
         for (part, memory) in own.parts.iter().zip(layers.residual()) {
             let residual = part.sample.places.of(residual);
             if residual.iter().any(|value| *value != 0.0) {
@@ -119,12 +120,18 @@ impl Shadow {
 
     /// Launches a step of a bucket's candidates over the values at their coordinates (float32, gathered by the caller). What they
     /// find will lie in what is answered: bring it to [`Self::take_outcomes`] when the device has done it.
-    pub fn observe_on(&mut self, device: &impl Copies, (bucket, at): (usize, Span), step: u64) -> Result<Span, OnHost> {
-        let Some(own) = self.on_device.get_mut(bucket) else { return Err(OnHost::Absent) };
+    pub fn observe_on(
+        &mut self,
+        device: &impl Copies,
+        bucket: usize,
+        at: Span,
+        step: u64,
+    ) -> Result<Span, NotOnDevice> {
+        let Some(own) = self.on_device.get_mut(bucket) else { return Err(NotOnDevice::Absent) };
         let methods = own.methods(step);
-        let Some((layers, _)) = &mut own.memory else { return Err(OnHost::Absent) };
+        let Some((layers, _)) = &mut own.memory else { return Err(NotOnDevice::Absent) };
         let gradient = Gradient { at, dtype: DType::F32, weights: (1.0, 1.0) };
-        layers.step(device, (gradient, true), &methods)?;
+        layers.step(device, gradient, true, &methods)?;
         Ok(layers.outcomes())
     }
 

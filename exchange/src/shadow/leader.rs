@@ -188,7 +188,7 @@ impl Running {
             for Candidate { strategy, buckets, tally } in &mut self.candidates {
                 let selection = strategy.selection().unwrap_or(Selection::Star);
                 let leader = Leader::of(selection, self.steps, rows.len() as u32);
-                tally.add(1.0, exchange(&mut buckets[number], &gradients, (leader, self.steps))?);
+                tally.add(1.0, exchange(&mut buckets[number], &gradients, leader, self.steps)?);
             }
         }
         self.candidates.iter_mut().for_each(|candidate| candidate.tally.end_step());
@@ -269,11 +269,7 @@ impl LeaderShadows {
 }
 
 /// One exchange of a bucket's ranks, all in this process; answers what left their residuals. Nothing where one had no part.
-fn exchange(
-    ranks: &mut [Bucket],
-    gradients: &[Vec<f32>],
-    (leader, index): (Leader, u64),
-) -> Result<Energy, ExchangeError> {
+fn exchange(ranks: &mut [Bucket], gradients: &[Vec<f32>], leader: Leader, index: u64) -> Result<Energy, ExchangeError> {
     let step = Step { index, learning_rate: 1.0 };
     let begun = ranks.iter_mut().zip(gradients).map(|(rank, own)| rank.begin(&Host, own, step, Some(leader)));
     let Some(Ok(mut round)) = begun.last() else { return Ok(Energy::default()) };
@@ -401,7 +397,7 @@ mod tests {
             shadow.step(&sampled, &rows).unwrap();
             for (strategy, (ranks, tally)) in strategies().iter().zip(&mut real) {
                 let leader = Leader::of(strategy.selection().unwrap(), step, world as u32);
-                tally.add(1.0, exchange(ranks, &gradients, (leader, step)).unwrap());
+                tally.add(1.0, exchange(ranks, &gradients, leader, step).unwrap());
                 tally.end_step();
             }
         }

@@ -7,7 +7,7 @@ mod emulated;
 pub use emulated::{Emulated, Memory};
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_exchange::{
-    Answers, Arrived, Bucket, DeviceBuffer, HEAD_BYTES, Host, How, Leader, OnHost, Param, Ran, Round, Status, head,
+    Answers, Arrived, Bucket, DeviceBuffer, HEAD_BYTES, Host, How, Leader, NotOnDevice, Param, Ran, Round, Status, head,
 };
 use flexcomm_gpu_kernels::bucket::Gradient;
 use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
@@ -15,7 +15,7 @@ use flexcomm_gpu_kernels::{Copies, DType, LaunchError, Span};
 /// Memory of the emulator, given to a bucket.
 struct Given {
     device: Emulated,
-    _memory: Memory,
+    memory: Memory,
 }
 
 impl std::fmt::Debug for Given {
@@ -25,6 +25,10 @@ impl std::fmt::Debug for Given {
 }
 
 impl DeviceBuffer for Given {
+    fn span(&self) -> Span {
+        self.memory.span()
+    }
+
     fn fetch(&self, from: Span, to: &mut [u8]) -> Result<(), LaunchError> {
         self.device.download(from, to)
     }
@@ -87,9 +91,7 @@ pub fn ranks(spec: &str, world: u32, params: &[Param]) -> Vec<Bucket> {
 pub fn settle(bucket: &mut Bucket, seed: u64) {
     if !bucket.is_on_device() {
         let memory = Memory::new(bucket.device_bytes().unwrap());
-        let span = memory.span();
-        let given = Given { device: device(seed), _memory: memory };
-        bucket.move_to_device(&device(seed + 1), (Box::new(given), span)).unwrap();
+        bucket.move_to_device(&device(seed + 1), Box::new(Given { device: device(seed), memory })).unwrap();
     }
 }
 
@@ -151,7 +153,7 @@ fn end(
     let Arrived { refused, parts } = arrived;
     let heads: Vec<Vec<u8>> = parts.iter().map(|part| [&[0; HEAD_BYTES][..], part].concat()).collect();
     let blocks = Memory::of(&heads.concat());
-    bucket.add_on(&device(seed), (blocks.span(), HEAD_BYTES), out.span()).unwrap();
+    bucket.add_on(&device(seed), blocks.span(), HEAD_BYTES, out.span()).unwrap();
     let span = bucket.outcome_on().unwrap();
     let mut outcome = vec![0; span.bytes() as usize];
     device(seed).download(span, &mut outcome).unwrap();
@@ -179,7 +181,7 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
                 settle(bucket, seed);
                 match bucket.begin(&device(seed), *given, plan.at, plan.leader) {
                     Ok(round) => round,
-                    Err(OnHost::Variance) => on_host(bucket),
+                    Err(NotOnDevice::Variance) => on_host(bucket),
                     Err(why) => panic!("{why}"),
                 }
             }

@@ -113,8 +113,14 @@ impl Work {
     }
 }
 
-/// Bytes that are sent, gain, seconds to decompress.
-type Sent = (Option<u64>, Option<f64>, Option<f64>);
+/// What a method sends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) bytes: u64,
+    pub(super) gain: f64,
+    /// Seconds to add it into a gradient.
+    pub(super) decompress: f64,
+}
 
 /// Memory on the device for one size.
 pub(super) struct Buffers<'a> {
@@ -160,9 +166,9 @@ impl<'a> Buffers<'a> {
         Ok(buffers)
     }
 
-    pub(super) fn feed(&self) -> Feed {
+    pub(super) fn feedback(&self) -> ErrorFeedback {
         let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Allocation::span);
-        Feed { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
+        ErrorFeedback { n: self.n, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
     fn room(&self) -> Room {
@@ -171,22 +177,22 @@ impl<'a> Buffers<'a> {
         Room { indices, values, workspace, scratch }
     }
 
-    fn at(&self, k: u64) -> At {
-        At { k, indices: self.indices.span(), values: self.values.span() }
+    fn at(&self, k: u64) -> Selection {
+        Selection { len: k, indices: self.indices.span(), values: self.values.span() }
     }
 
     /// What compresses: selections are left as lists.
     pub(super) fn run(&self, work: Work, device: &OnStream<'_>) -> Result<(), LaunchError> {
-        let (n, call, workspace) = (self.n, self.feed(), self.workspace.span());
+        let (n, call, workspace) = (self.n, self.feedback(), self.workspace.span());
         match work {
             Work::Compress(method) => self.room().compress(device, &call, method, self.payload.span()).map(drop),
             Work::Agreed => {
-                feed(device, &call, workspace)?;
-                gather(device, &call, (&self.at(kept(n, SHARE)), 1.0), workspace)
+                compensate(device, &call, workspace)?;
+                gather(device, &call, &self.at(kept(n, SHARE)), 1.0, workspace)
             }
             Work::Gains => {
                 let ks = self.candidates.span();
-                gains(device, &call, (ks, CANDIDATES.len() as u64, self.gains()), workspace)
+                gains(device, &call, ks, CANDIDATES.len() as u64, self.gains(), workspace)
             }
             Work::Read => largest(device, &call, self.gains()),
         }
@@ -202,22 +208,21 @@ impl<'a> Buffers<'a> {
                 // Values alone, at the indices that lie there already: those of random-k, which comes before.
                 Work::Agreed => {
                     self.run(work, device)?;
-                    let At { k, indices, values } = self.at(kept(n, SHARE));
                     let form = Form { set: Set::Known, gaps: false, tail: Tail::Values };
-                    (Selected { indices, values, room: k }, Some(form))
+                    (self.at(kept(n, SHARE)), Some(form))
                 }
                 Work::Compress(mut method) => {
                     if let Method::Threshold(Threshold::Sidco { stages, .. }) = &mut method {
                         // Of a first step.
                         *stages = 1;
                     }
-                    let form = self.room().compress(device, &self.feed(), method, payload)?;
+                    let form = self.room().compress(device, &self.feedback(), method, payload)?;
                     (self.room().list(method, n), form)
                 }
             };
             let Some(form) = form else { return Ok(()) };
             from = to;
-            Ok(pack(device, (&list, n), (to, form), workspace)?)
+            Ok(pack(device, &list, n, to, form, workspace)?)
         })?;
         if matches!(work, Work::Read | Work::Gains) {
             return Ok(None);
@@ -240,16 +245,15 @@ impl<'a> Buffers<'a> {
         Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 
-    /// k, its gain, and by how much that may be off.
-    pub(super) fn gains_of_candidates(&self, stream: &Stream<'_>) -> Result<Vec<(u64, f64, f64)>, BenchError> {
+    pub(super) fn gains_of_candidates(&self, stream: &Stream<'_>) -> Result<Vec<GainOfK>, BenchError> {
         self.run(Work::Gains, &stream.device())?;
         let mut bytes = vec![0; 16 * CANDIDATES.len()];
         stream.device().download(self.gains(), &mut bytes)?;
-        let pairs = bytes.as_chunks::<16>().0.iter().map(|pair| {
-            let (gain, off) = (pair[..8].try_into().unwrap_or_default(), pair[8..].try_into().unwrap_or_default());
-            (f64::from_le_bytes(gain), f64::from_le_bytes(off))
-        });
-        Ok(CANDIDATES.iter().zip(pairs).map(|(share, (gain, off))| (kept(self.n, *share), gain, off)).collect())
+        let of = |(share, pair): (&f64, &[[u8; 8]])| {
+            let [gain, error] = [pair[0], pair[1]].map(f64::from_le_bytes);
+            GainOfK { k: kept(self.n, *share), gain, error }
+        };
+        Ok(CANDIDATES.iter().zip(bytes.as_chunks::<8>().0.chunks_exact(2)).map(of).collect())
     }
 
     /// Of what ran last.
@@ -263,19 +267,21 @@ impl<'a> Buffers<'a> {
     }
 
     /// Of what ran last: it is decompressed into memory that it does not use.
-    pub(super) fn sent(&self, work: Work, stream: &Stream<'_>) -> Result<Sent, BenchError> {
+    pub(super) fn sent(&self, work: Work, stream: &Stream<'_>) -> Result<Option<Sent>, BenchError> {
         let outcome = self.outcome(stream)?;
         let n = self.n;
         let time = |of: &dyn Fn(&OnStream<'_>) -> Result<(), LaunchError>| -> Result<f64, BenchError> {
             median(|| stream.seconds(|device| Ok(of(device)?)))
         };
-        let (bytes, seconds) = match work {
-            Work::Read | Work::Gains => return Ok((None, None, None)),
+        let (bytes, decompress) = match work {
+            Work::Read | Work::Gains => return Ok(None),
             Work::Compress(method @ (Method::Quantize(..) | Method::ThreeLc(_))) => {
                 // Its own workspace: the outcome was read.
                 let (out, workspace) = (self.values.span(), self.workspace.span());
                 let payload = self.payload.span().part(0, outcome.bytes);
-                let add = |device: &OnStream<'_>| method.add(device, (payload, n), (1.0, out), workspace).map(drop);
+                let add = |device: &OnStream<'_>| {
+                    method.add(device, payload, n, Target { scale: 1.0, out }, workspace).map(drop)
+                };
                 (outcome.bytes, time(&add)?)
             }
             _ => {
@@ -284,11 +290,11 @@ impl<'a> Buffers<'a> {
                 // Values at indices that all ranks draw are a payload by themselves.
                 let drawn = matches!(work, Work::Compress(Method::RandomK(_)));
                 let (values, out) = if drawn { (payload, lists) } else { (lists, payload) };
-                let at = At { values, ..self.at(k) };
-                (8 * k, time(&|device| scatter(device, &at, (n, out), 1.0))?)
+                let at = Selection { values, ..self.at(k) };
+                (8 * k, time(&|device| scatter(device, &at, n, Target { scale: 1.0, out }))?)
             }
         };
-        Ok((Some(bytes), Some(outcome.gain()), Some(seconds)))
+        Ok(Some(Sent { bytes, gain: outcome.gain(), decompress }))
     }
 
     /// Behind the candidates.

@@ -2,8 +2,7 @@
 //! in flight. Every rank chooses, then takes its values at the agreed indices; [`crate::scatter`] of the sum is the gradient.
 
 use super::{Gradient, Layers};
-use crate::indices::{self, At, gather};
-use crate::select::Selected;
+use crate::indices::{self, gather};
 use crate::{Device, LaunchError, topk};
 
 /// Of a bucket that is compressed as one layer, in lists of its own.
@@ -11,27 +10,26 @@ impl Layers {
     /// Error feedback and, given `k`, this rank's k largest, to [`Self::lists`]: for ranks that lead, or that bid with the energy of
     /// their selection (in the outcome). Nothing counts as sent.
     pub fn choose(&mut self, device: &impl Device, gradient: Gradient, k: Option<u64>) -> Result<(), LaunchError> {
-        let (feed, workspace) = (self.only()?.feed(gradient), self.workspace());
+        let (feedback, workspace) = (self.only()?.feedback(gradient), self.workspace());
         self.open = None;
         match k {
             Some(k) => {
                 let at = self.lists(k)?;
-                let At { indices, values, .. } = at;
-                topk(device, &feed, (k, &Selected { indices, values, room: k }), workspace)?;
-                indices::put(device, &feed, &at, workspace)?;
+                topk(device, &feedback, k, &at, workspace)?;
+                indices::put(device, &feedback, &at, workspace)?;
             }
-            None => indices::feed(device, &feed, workspace)?,
+            None => indices::compensate(device, &feedback, workspace)?,
         }
         self.keep_outcome(device)?;
-        self.open = Some(feed);
+        self.open = Some(feedback);
         Ok(())
     }
 
     /// Takes the values at the first k indices of [`Self::lists`], on which all ranks have agreed, out of what [`Self::choose`]
     /// compensated: they count as sent, unless [`Self::put_back`] follows. Zeros of a gradient that was refused.
     pub fn take_at(&mut self, device: &impl Device, k: u64) -> Result<(), LaunchError> {
-        let feed = self.open.take().ok_or(LaunchError::Order("gather"))?;
-        gather(device, &feed, (&self.lists(k)?, 1.0), self.workspace())?;
+        let feedback = self.open.take().ok_or(LaunchError::Order("gather"))?;
+        gather(device, &feedback, &self.lists(k)?, 1.0, self.workspace())?;
         self.keep_outcome(device)?;
         self.put_back();
         Ok(())

@@ -5,7 +5,7 @@ use super::{ALIGN, Gradient, Method, Room};
 use crate::indices;
 use crate::select::pack;
 use crate::workspace::{check, check_count, require, split};
-use crate::{At, Device, Feed, LaunchError, OUTCOME_BYTES, Span};
+use crate::{Device, ErrorFeedback, LaunchError, OUTCOME_BYTES, Selection, Span};
 
 /// Distance between outcomes.
 const OUTCOME: u64 = 64;
@@ -24,10 +24,10 @@ pub(super) struct Layer {
 
 impl Layer {
     /// Of the bucket's gradient its own part.
-    pub(super) fn feed(&self, Gradient { at, dtype, weights: (beta, gamma) }: Gradient) -> Feed {
+    pub(super) fn feedback(&self, Gradient { at, dtype, weights: (beta, gamma) }: Gradient) -> ErrorFeedback {
         let (n, size) = (self.n, dtype.bytes());
         let [memory, compensated] = self.memory.map(|span| span.part(0, 4 * n));
-        Feed { n, dtype, gradient: at.part(size * self.at, size * n), memory, compensated, beta, gamma }
+        ErrorFeedback { n, dtype, gradient: at.part(size * self.at, size * n), memory, compensated, beta, gamma }
     }
 }
 
@@ -39,7 +39,7 @@ pub struct Layers {
     payloads: Span,
     outcomes: Span,
     /// Of AR-Topk: the compensated gradient, not taken yet.
-    pub(super) open: Option<Feed>,
+    pub(super) open: Option<ErrorFeedback>,
 }
 
 /// Of memories, payloads and outcomes, then of what all share.
@@ -74,12 +74,8 @@ impl Layers {
     }
 
     /// With no residual: clears the memories on the device's stream.
-    pub fn new(
-        device: &impl Device,
-        (lengths, methods): (&[u64], &[Method]),
-        borrowed: Span,
-    ) -> Result<Self, LaunchError> {
-        check(("the bucket's memory", borrowed, Self::bytes(lengths, methods)?), ALIGN)?;
+    pub fn new(device: &impl Device, lengths: &[u64], methods: &[Method], borrowed: Span) -> Result<Self, LaunchError> {
+        check("the bucket's memory", borrowed, Self::bytes(lengths, methods)?, ALIGN)?;
         let [memories, payloads, outcomes, indices, values, workspace, scratch] =
             split(borrowed, sizes(lengths, methods));
         device.zero(memories)?;
@@ -134,10 +130,10 @@ impl Layers {
     }
 
     /// Room for k indices and values, in which steps select.
-    pub fn lists(&self, k: u64) -> Result<At, LaunchError> {
+    pub fn lists(&self, k: u64) -> Result<Selection, LaunchError> {
         let Room { indices, values, .. } = self.room;
-        check(("the indices", indices, 4 * k), ALIGN)?;
-        Ok(At { k, indices: indices.part(0, 4 * k), values: values.part(0, 4 * k) })
+        check("the indices", indices, 4 * k, ALIGN)?;
+        Ok(Selection { len: k, indices: indices.part(0, 4 * k), values: values.part(0, 4 * k) })
     }
 
     /// The k indices that the last step of a single layer has drawn or selected.
@@ -150,17 +146,18 @@ impl Layers {
     pub fn step(
         &mut self,
         device: &impl Device,
-        (gradient, keeps): (Gradient, bool),
+        gradient: Gradient,
+        keeps: bool,
         methods: &[Method],
     ) -> Result<(), LaunchError> {
         check_methods(methods, self.layers.len())?;
         for (layer, method) in self.layers.iter().zip(methods) {
-            let (payload, feed) = (layer.payload, layer.feed(gradient));
-            let feed = if keeps { feed } else { Feed { memory: Span::NONE, ..feed } };
-            check(("the payload", payload, method.payload_bytes(layer.n)), ALIGN)?;
-            if let Some(form) = self.room.compress(device, &feed, *method, payload)? {
+            let (payload, feedback) = (layer.payload, layer.feedback(gradient));
+            let feedback = if keeps { feedback } else { ErrorFeedback { memory: Span::NONE, ..feedback } };
+            check("the payload", payload, method.payload_bytes(layer.n), ALIGN)?;
+            if let Some(form) = self.room.compress(device, &feedback, *method, payload)? {
                 let selected = self.room.list(*method, layer.n);
-                pack(device, (&selected, layer.n), (payload, form), self.room.workspace)?;
+                pack(device, &selected, layer.n, payload, form, self.room.workspace)?;
             }
             device.copy(layer.outcome, self.room.outcome())?;
         }
@@ -172,7 +169,7 @@ impl Layers {
 
     /// Sets `bits` of a byte where the last step refused a layer's gradient: a message then says so itself.
     pub fn mark(&self, device: &impl Device, at: Span, bits: u8) -> Result<(), LaunchError> {
-        self.layers.iter().try_for_each(|layer| indices::mark(device, (at, bits), layer.outcome))
+        self.layers.iter().try_for_each(|layer| indices::mark(device, at, bits, layer.outcome))
     }
 
     /// A u32 behind the first outcome, for [`crate::ListRoom::refused`]: one copy then fetches both.

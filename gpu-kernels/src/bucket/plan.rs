@@ -240,7 +240,7 @@ fn qsparse(l: &Layer<'_>) -> Option<Method> {
     let (s, scaled, random) = (l.whole(3), l.values.is_on(4), l.random);
     let how = if l.whole(2) == 1 { Qsparse::Signs } else { Qsparse::Levels { s, scaled, random } };
     Some(match l.whole(1) {
-        1 => Method::QsparseRandom(l.k(), how, l.shared()),
+        1 => Method::QsparseRandom(how, RandomK { k: l.k(), scaled: false, random: l.shared() }),
         _ => Method::Qsparse(l.k(), how),
     })
 }

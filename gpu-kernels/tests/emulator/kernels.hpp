@@ -18,9 +18,9 @@
   KERNEL(gaps) \
   KERNEL(clear) \
   KERNEL(pack) \
-  KERNEL(feed_f32) \
-  KERNEL(feed_f16) \
-  KERNEL(feed_bf16) \
+  KERNEL(compensate_f32) \
+  KERNEL(compensate_f16) \
+  KERNEL(compensate_bf16) \
   KERNEL(gains_f32) \
   KERNEL(largest_f32) \
   KERNEL(gains_f16) \

@@ -35,7 +35,10 @@ fn methods(step: u64) -> Vec<(&'static str, Method)> {
         ("threelc(s=1.75)", Method::ThreeLc(1.75)),
         ("randomk(k=2900,scaled=true)", Method::RandomK(RandomK { k: 2900, scaled: true, random: shared })),
         ("randomk(k=33,shared=false)", Method::RandomK(RandomK { k: 33, scaled: false, random })),
-        ("qsparse(k=44,select=random)", Method::QsparseRandom(44, levels, shared)),
+        (
+            "qsparse(k=44,select=random)",
+            Method::QsparseRandom(levels, RandomK { k: 44, scaled: false, random: shared }),
+        ),
     ]
 }
 
@@ -49,7 +52,7 @@ pub fn read(device: &Emulated, from: Span) -> Vec<u8> {
 /// One layer of n values with its memory.
 fn bucket(device: &Emulated, n: u64, method: Method) -> (Memory, Layers) {
     let borrowed = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
-    let layers = Layers::new(device, (&[n], &[method]), borrowed.span()).unwrap();
+    let layers = Layers::new(device, &[n], &[method], borrowed.span()).unwrap();
     (borrowed, layers)
 }
 
@@ -86,7 +89,7 @@ fn the_residual_is_the_hosts_over_the_steps_of_every_method() {
                 };
                 cpu.compress(given, step, &mut message).unwrap();
                 let gradient = Gradient { at: source.span(), dtype, weights: (1.0, 1.0) };
-                bucket.step(&device, (gradient, true), &[methods(index)[number].1]).unwrap();
+                bucket.step(&device, gradient, true, &[methods(index)[number].1]).unwrap();
                 let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
                 let header = 32 + 8 * usize::from(message.bytes()[7]);
                 assert_eq!(sent, message.bytes()[header..], "step {index}: {name} of {n}");
@@ -115,7 +118,7 @@ fn a_strategy_without_a_memory_sends_the_gradient_alone() {
         let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
         let (borrowed, mut bucket) = bucket(&device, n as u64, method);
         device.upload(residual(&bucket), &before).unwrap();
-        bucket.step(&device, (gradient, false), &[method]).unwrap();
+        bucket.step(&device, gradient, false, &[method]).unwrap();
         let sent = read(&device, bucket.payloads().part(0, outcome(&device, &bucket).bytes));
         let header = 32 + 8 * usize::from(message.bytes()[7]);
         assert_eq!(sent, message.bytes()[header..], "{name}");
@@ -265,21 +268,21 @@ fn what_fails_leaves_the_memory_of_the_step_before() {
     let n = 1000u64;
     let methods = [Method::TopK(10)];
     let short = Memory::new(1000);
-    let error = Layers::new(&device, (&[n], &methods), short.span()).unwrap_err().to_string();
+    let error = Layers::new(&device, &[n], &methods, short.span()).unwrap_err().to_string();
     assert!(error.contains("the bucket's memory of 1000 bytes") && error.contains("are needed"), "{error}");
     let (_borrowed, mut bucket) = bucket(&device, n, methods[0]);
     let (_, values) = gradients(n as usize).swap_remove(0);
     let source = Memory::of(&values);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    bucket.step(&device, (gradient, true), &methods).unwrap();
+    bucket.step(&device, gradient, true, &methods).unwrap();
     let before = (residual(&bucket), read(&device, residual(&bucket)));
     // More than it was made for, a k of nothing, a gradient that is too short.
     let wide = Method::Quantize(Quantizer::F16 { world: 1 }, random(1));
-    let wide = bucket.step(&device, (gradient, true), &[wide]).unwrap_err();
+    let wide = bucket.step(&device, gradient, true, &[wide]).unwrap_err();
     assert!(matches!(wide, LaunchError::TooSmall { what: "the payload", .. }), "{wide}");
-    assert!(bucket.step(&device, (gradient, true), &[Method::TopK(0)]).is_err());
+    assert!(bucket.step(&device, gradient, true, &[Method::TopK(0)]).is_err());
     let few = Gradient { at: source.span().part(0, 400), ..gradient };
-    assert!(bucket.step(&device, (few, true), &methods).is_err());
+    assert!(bucket.step(&device, few, true, &methods).is_err());
     assert_eq!((residual(&bucket), read(&device, residual(&bucket))), before);
     assert!(matches!(Layers::bytes(&[1 << 31], &methods), Err(LaunchError::TooLong(_))));
 }

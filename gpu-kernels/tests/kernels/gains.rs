@@ -3,7 +3,7 @@
 use crate::data::{gradients, lengths};
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::naive;
-use flexcomm_gpu_kernels::{DType, Feed, LaunchError, Span, gains, largest, workspace_bytes};
+use flexcomm_gpu_kernels::{DType, ErrorFeedback, LaunchError, Span, gains, largest, workspace_bytes};
 
 const SHARES: [f64; 8] = [1.0, 0.5, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001];
 
@@ -20,7 +20,7 @@ pub fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
     let (candidates, to) = (Memory::of(ks), Memory::new(16 * ks.len() as u64));
     let workspace = Memory::new(workspace_bytes(n));
     let zeros = Memory::of(&vec![0.0f32; gradient.len()]);
-    let feed = Feed {
+    let feedback = ErrorFeedback {
         n,
         dtype: DType::F32,
         gradient: source.span(),
@@ -29,7 +29,7 @@ pub fn run(device: &Emulated, gradient: &[f32], ks: &[u32]) -> Vec<(f64, f64)> {
         beta: 1.0,
         gamma: 1.0,
     };
-    gains(device, &feed, (candidates.span(), ks.len() as u64, to.span()), workspace.span()).unwrap();
+    gains(device, &feedback, candidates.span(), ks.len() as u64, to.span(), workspace.span()).unwrap();
     let words: Vec<f64> = to.bytes().as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
     words.as_chunks::<2>().0.iter().map(|pair| (pair[0], pair[1])).collect()
 }
@@ -105,7 +105,7 @@ fn the_largest_magnitude_is_what_reading_finds() {
         for (what, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             let (source, memory, to) = (Memory::of(&gradient), Memory::of(&vec![-1e-4f32; n]), Memory::new(16));
-            let feed = Feed {
+            let feedback = ErrorFeedback {
                 n: n as u64,
                 dtype: DType::F32,
                 gradient: source.span(),
@@ -114,11 +114,11 @@ fn the_largest_magnitude_is_what_reading_finds() {
                 beta: 1.0,
                 gamma: 1.0,
             };
-            largest(&device, &feed, to.span()).unwrap();
+            largest(&device, &feedback, to.span()).unwrap();
             let want = gradient.iter().map(|x| (x - 1e-4).to_bits() & 0x7fff_ffff).max().unwrap_or(0);
             let got = to.bytes()[..4].try_into().map(u32::from_le_bytes).unwrap();
             assert_eq!(got, want, "{what}, n = {n}");
-            let half = Feed { dtype: DType::F16, ..feed };
+            let half = ErrorFeedback { dtype: DType::F16, ..feedback };
             assert!(matches!(largest(&device, &half, to.span()), Err(LaunchError::Parameter { .. })));
         }
     }

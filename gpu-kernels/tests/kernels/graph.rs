@@ -6,8 +6,8 @@ use crate::emulated::{Memory, gpu};
 use crate::standin::again;
 use flexcomm_gpu_kernels::bench::BenchError;
 use flexcomm_gpu_kernels::{
-    At, DType, Device, Feed, Fit, Form, LaunchError, ListRoom, Lists, Norm, OnStream, Quantizer, Random, RandomK,
-    Selected, Set, Tail, Threshold, add_lists, gains, list_bytes, pack, payload_room, quantize, random_k,
+    DType, Device, ErrorFeedback, Fit, Form, LaunchError, ListRoom, Lists, Norm, OnStream, Quantizer, Random, RandomK,
+    Selection, Set, Tail, Target, Threshold, add_lists, gains, list_bytes, pack, payload_room, quantize, random_k,
     subset_scratch, threshold, topk, workspace_bytes,
 };
 
@@ -42,13 +42,13 @@ impl Buffers {
         }
     }
 
-    fn feed(&self) -> Feed {
+    fn feedback(&self) -> ErrorFeedback {
         let [gradient, memory, compensated] = [&self.gradient, &self.memory, &self.compensated].map(Memory::span);
-        Feed { n: N, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
+        ErrorFeedback { n: N, dtype: DType::F32, gradient, memory, compensated, beta: 1.0, gamma: 1.0 }
     }
 
-    fn to(&self) -> Selected {
-        Selected { indices: self.indices.span(), values: self.values.span(), room: N }
+    fn to(&self) -> Selection {
+        Selection { indices: self.indices.span(), values: self.values.span(), len: N }
     }
 
     /// Outcome, message and memory.
@@ -65,44 +65,44 @@ type Call = fn(&OnStream<'_>, &Buffers) -> Result<(), LaunchError>;
 const RANDOM: Random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
 
 fn select(device: &OnStream<'_>, b: &Buffers, method: Threshold) -> Result<(), LaunchError> {
-    threshold(device, &b.feed(), (method, &b.to()), b.workspace.span())?;
-    pack(device, (&b.to(), N), (b.payload.span(), Form::VARYING), b.workspace.span())
+    threshold(device, &b.feedback(), method, &b.to(), b.workspace.span())?;
+    pack(device, &b.to(), N, b.payload.span(), Form::VARYING, b.workspace.span())
 }
 
 fn round(device: &OnStream<'_>, b: &Buffers, method: Quantizer) -> Result<(), LaunchError> {
-    quantize(device, &b.feed(), (method, RANDOM), b.payload.span(), b.workspace.span())
+    quantize(device, &b.feedback(), method, RANDOM, b.payload.span(), b.workspace.span())
 }
 
 /// One of every family that says it can be captured.
 const CALLS: [(&str, Call); 10] = [
     ("topk", |device, b| {
-        topk(device, &b.feed(), (K, &b.to()), b.workspace.span())?;
-        pack(device, (&b.to(), N), (b.payload.span(), Form::FIXED), b.workspace.span())
+        topk(device, &b.feedback(), K, &b.to(), b.workspace.span())?;
+        pack(device, &b.to(), N, b.payload.span(), Form::FIXED, b.workspace.span())
     }),
     ("add_lists", |device, b| {
-        topk(device, &b.feed(), (K, &b.to()), b.workspace.span())?;
-        pack(device, (&b.to(), N), (b.payload.span(), Form::FIXED), b.workspace.span())?;
+        topk(device, &b.feedback(), K, &b.to(), b.workspace.span())?;
+        pack(device, &b.to(), N, b.payload.span(), Form::FIXED, b.workspace.span())?;
         // As it was gathered, at an odd place.
         let (bytes, there) = (list_bytes(N, K), b.values.span());
         let payloads = there.part(7, bytes);
         device.copy(payloads, b.payload.span().part(0, bytes))?;
         let lists = Lists { n: N, k: K, payloads, stride: bytes, ranks: 1 };
         let room = ListRoom { counts: b.scratch.span(), refused: b.candidates.span().part(0, 4) };
-        add_lists(device, &lists, (0.5, b.compensated.span()), &room)
+        add_lists(device, &lists, Target { scale: 0.5, out: b.compensated.span() }, &room)
     }),
     ("mstopk", |device, b| select(device, b, Threshold::MsTopK { k: K, random: RANDOM })),
     ("dgc", |device, b| select(device, b, Threshold::Dgc { k: K, sample: 0.05, most: 1.3, random: RANDOM })),
     ("sidco", |device, b| select(device, b, Threshold::Sidco { k: K, fit: Fit::Exponential, first: 0.25, stages: 2 })),
     ("randomk", |device, b| {
-        let at = At { k: K, indices: b.indices.span(), values: b.values.span() };
+        let at = Selection { len: K, indices: b.indices.span(), values: b.values.span() };
         let how = RandomK { k: K, scaled: false, random: RANDOM };
-        random_k(device, &b.feed(), (how, &at), (b.scratch.span(), b.workspace.span()))?;
-        let (from, form) = (Selected { room: K, ..b.to() }, Form { set: Set::Known, gaps: false, tail: Tail::Values });
-        pack(device, (&from, N), (b.payload.span(), form), b.workspace.span())
+        random_k(device, &b.feedback(), how, &at, b.scratch.span(), b.workspace.span())?;
+        let (from, form) = (Selection { len: K, ..b.to() }, Form { set: Set::Known, gaps: false, tail: Tail::Values });
+        pack(device, &from, N, b.payload.span(), form, b.workspace.span())
     }),
     ("gains", |device, b| {
         let (ks, to) = (b.candidates.span(), b.payload.span().part(0, 32));
-        gains(device, &b.feed(), (ks, 2, to), b.workspace.span())?;
+        gains(device, &b.feedback(), ks, 2, to, b.workspace.span())?;
         device.copy(b.compensated.span(), b.gradient.span())
     }),
     ("signsgd", |device, b| round(device, b, Quantizer::Signs)),

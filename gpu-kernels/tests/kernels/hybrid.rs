@@ -5,14 +5,16 @@ use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::pipeline::Gradient;
 use flexcomm_gpu_kernels::hybrid::{Qsparse, hard_threshold, qsparse, qsparse_random};
-use flexcomm_gpu_kernels::{DType, Feed, Form, LaunchError, Random, Selected, Span, pack, subset_scratch};
+use flexcomm_gpu_kernels::{
+    DType, ErrorFeedback, Form, LaunchError, Random, RandomK, Selection, Span, pack, subset_scratch,
+};
 
 /// Two steps with error feedback.
 pub fn check(
     device: &Emulated,
     strategy: &str,
     gradient: &[f32],
-    call: impl Fn(&Feed, &Selected, Span, u64) -> Result<Form, LaunchError>,
+    call: impl Fn(&ErrorFeedback, &Selection, Span, u64) -> Result<Form, LaunchError>,
 ) {
     let n = gradient.len();
     let source = Memory::of(gradient);
@@ -20,9 +22,9 @@ pub fn check(
     let want = reference(&format!("{strategy}+ef(vanilla)"), Gradient::F32(gradient), n);
     for (index, (payload, residual, compensated, sent)) in want.into_iter().enumerate() {
         let step = Step1::new(n as u64, n as u64);
-        let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
-        let form = call(&feed, &to, step.workspace.span(), index as u64).unwrap();
-        pack(device, (&to, n as u64), (step.payload.span(), form), step.workspace.span()).unwrap();
+        let (feedback, to) = (step.feedback((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
+        let form = call(&feedback, &to, step.workspace.span(), index as u64).unwrap();
+        pack(device, &to, n as u64, step.payload.span(), form, step.workspace.span()).unwrap();
         assert_eq!(step.payload(), payload, "{strategy} of {n}, step {index}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual), "{strategy} of {n}, step {index}");
         let outcome = step.outcome();
@@ -39,8 +41,8 @@ fn hard_thresholds_are_the_cpus() {
         for (_, gradient) in gradients(n) {
             let Some(device) = Emulated::new(at as u64) else { return };
             for tau in [0.25f32, 0.5, 3.0, 1e6] {
-                check(&device, &format!("hardthreshold(tau={tau})"), &gradient, |feed, to, workspace, _| {
-                    hard_threshold(&device, feed, (tau, to), workspace)
+                check(&device, &format!("hardthreshold(tau={tau})"), &gradient, |feedback, to, workspace, _| {
+                    hard_threshold(&device, feedback, tau, to, workspace)
                 });
             }
         }
@@ -57,14 +59,14 @@ fn qsparse_is_the_cpus() {
                 let k64 = k as u64;
                 for (s, scaled) in [(15, true), (3, false), (127, true)] {
                     let text = format!("qsparse(k={k},s={s},scaled={scaled})");
-                    check(&device, &text, &gradient, |feed, to, workspace, step| {
+                    check(&device, &text, &gradient, |feedback, to, workspace, step| {
                         let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
-                        qsparse(&device, feed, (k64, Qsparse::Levels { s, scaled, random }, to), workspace)
+                        qsparse(&device, feedback, k64, Qsparse::Levels { s, scaled, random }, to, workspace)
                     });
                 }
                 let text = format!("qsparse(k={k},quantize=sign)");
-                check(&device, &text, &gradient, |feed, to, workspace, _| {
-                    qsparse(&device, feed, (k64, Qsparse::Signs, to), workspace)
+                check(&device, &text, &gradient, |feedback, to, workspace, _| {
+                    qsparse(&device, feedback, k64, Qsparse::Signs, to, workspace)
                 });
             }
         }
@@ -80,10 +82,11 @@ fn qsparse_with_random_indices_is_the_cpus() {
                 let scratch = Memory::new(subset_scratch(n as u64));
                 for (text, s) in [("s=15", Some(15)), ("s=2", Some(2)), ("quantize=sign", None)] {
                     let text = format!("qsparse(k={k},select=random,{text})");
-                    check(&device, &text, &gradient, |feed, to, workspace, step| {
+                    check(&device, &text, &gradient, |feedback, to, workspace, step| {
                         let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
                         let method = s.map_or(Qsparse::Signs, |s| Qsparse::Levels { s, scaled: true, random });
-                        qsparse_random(&device, feed, (k as u64, method, random), (to, scratch.span(), workspace))
+                        let drawn = RandomK { k: k as u64, scaled: false, random };
+                        qsparse_random(&device, feedback, drawn, method, to, scratch.span(), workspace)
                     });
                 }
             }
@@ -101,15 +104,15 @@ fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
     let (source, memory) = (Memory::of(&gradient), Memory::of(&before));
     for which in 0..3 {
         let step = Step1::new(n as u64, n as u64);
-        let (feed, to) = (step.feed((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
+        let (feedback, to) = (step.feedback((n as u64, DType::F32), &source, Some(&memory)), step.to(n as u64));
         let random = Random { seed: 1, step: 0, tensor: 0, rank: Some(0) };
         let workspace = step.workspace.span();
         let form = match which {
-            0 => hard_threshold(&device, &feed, (0.5, &to), workspace),
-            1 => qsparse(&device, &feed, (50, Qsparse::Signs, &to), workspace),
-            _ => qsparse(&device, &feed, (50, Qsparse::Levels { s: 4, scaled: true, random }, &to), workspace),
+            0 => hard_threshold(&device, &feedback, 0.5, &to, workspace),
+            1 => qsparse(&device, &feedback, 50, Qsparse::Signs, &to, workspace),
+            _ => qsparse(&device, &feedback, 50, Qsparse::Levels { s: 4, scaled: true, random }, &to, workspace),
         };
-        pack(&device, (&to, n as u64), (step.payload.span(), form.unwrap()), workspace).unwrap();
+        pack(&device, &to, n as u64, step.payload.span(), form.unwrap(), workspace).unwrap();
         let outcome = step.outcome();
         assert!(outcome.refused && outcome.norm == 0.0, "{outcome:?}");
         assert_eq!(outcome.kept, if which == 0 { 0 } else { 50 });

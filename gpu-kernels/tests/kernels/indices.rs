@@ -5,19 +5,21 @@ use crate::emulated::{Emulated, Memory};
 use crate::topk::{Step1, bits, check_energy_of, reference};
 use flexcomm_compression::naive;
 use flexcomm_compression::pipeline::Gradient;
-use flexcomm_gpu_kernels::{At, DType, Feed, Random, Span, feed, gather, scatter, subset, subset_scratch};
+use flexcomm_gpu_kernels::{
+    DType, ErrorFeedback, Random, Selection, Span, Target, compensate, gather, scatter, subset, subset_scratch,
+};
 
 pub struct Run {
     step: Step1,
-    feed: Feed,
+    feedback: ErrorFeedback,
 }
 
 pub fn fed_back(device: &Emulated, gradient: &Memory, memory: &Memory, k: u64) -> Run {
     let n = gradient.span().bytes() / 4;
     let step = Step1::new(n, k);
-    let given = step.feed((n, DType::F32), gradient, Some(memory));
-    feed(device, &given, step.workspace.span()).unwrap();
-    Run { step, feed: given }
+    let given = step.feedback((n, DType::F32), gradient, Some(memory));
+    compensate(device, &given, step.workspace.span()).unwrap();
+    Run { step, feedback: given }
 }
 
 /// Two steps with error feedback.
@@ -28,14 +30,13 @@ pub fn check_random_k(device: &Emulated, (gradient, source): (&[f32], &Memory), 
     let mut memory = Memory::of(&vec![0.0f32; n]);
     let want = reference(&strategy, Gradient::F32(gradient), n);
     for (index, (payload, residual, energy, sent)) in want.into_iter().enumerate() {
-        let Run { step, feed } = fed_back(device, source, &memory, k as u64);
+        let Run { step, feedback } = fed_back(device, source, &memory, k as u64);
         let random = Random { seed: 1, step: index as u64, tensor: 0, rank: None };
         let scratch = Memory::new(subset_scratch(n as u64));
-        let call = (n as u64, k as u64, random);
-        subset(device, call, (scratch.span(), step.indices.span())).unwrap();
+        subset(device, n as u64, k as u64, random, scratch.span(), step.indices.span()).unwrap();
         assert!(step.indices.u32s().is_sorted_by(|a, b| a < b));
-        let at = At { k: k as u64, indices: step.indices.span(), values: step.values.span() };
-        gather(device, &feed, (&at, factor), step.workspace.span()).unwrap();
+        let at = Selection { len: k as u64, indices: step.indices.span(), values: step.values.span() };
+        gather(device, &feedback, &at, factor, step.workspace.span()).unwrap();
         assert_eq!(step.values.bytes(), payload, "{k} of {n}");
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
         let outcome = step.outcome();
@@ -78,10 +79,10 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
         let (compensated, sent) = (energy(&left), energy(&values));
         indices.iter().for_each(|i| left[*i as usize] = 0.0);
 
-        let Run { step, feed } = fed_back(&device, &Memory::of(own), &memory, k as u64);
+        let Run { step, feedback } = fed_back(&device, &Memory::of(own), &memory, k as u64);
         let given = Memory::of(&indices);
-        let at = At { k: k as u64, indices: given.span(), values: step.values.span() };
-        gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+        let at = Selection { len: k as u64, indices: given.span(), values: step.values.span() };
+        gather(&device, &feedback, &at, 1.0, step.workspace.span()).unwrap();
         assert_eq!(bits(&step.values.f32s()), bits(&values));
         assert_eq!(bits(&step.compensated.f32s()), bits(&left));
         let outcome = step.outcome();
@@ -92,7 +93,7 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
 
         // Halves and quarters are exact: so is the mean over two ranks.
         let (out, mut want) = (Memory::of(&vec![0.0f32; n]), vec![0.0; n]);
-        scatter(&device, &at, (n as u64, out.span()), 0.5).unwrap();
+        scatter(&device, &at, n as u64, Target { out: out.span(), scale: 0.5 }).unwrap();
         indices.iter().zip(&values).for_each(|(i, value)| want[*i as usize] = value / 2.0);
         assert_eq!(out.f32s(), want);
     }
@@ -103,14 +104,14 @@ fn ar_topk_takes_and_scatters_as_it_is_defined() {
 fn indices_beyond_the_end_touch_nothing() {
     let Some(device) = Emulated::new(1) else { return };
     let source = Memory::of(&[1.0f32, 2.0, 3.0]);
-    let Run { step, feed } = fed_back(&device, &source, &Memory::of(&[0.0f32; 3]), 3);
+    let Run { step, feedback } = fed_back(&device, &source, &Memory::of(&[0.0f32; 3]), 3);
     let given = Memory::of(&[1u32, 3, u32::MAX]);
-    let at = At { k: 3, indices: given.span(), values: step.values.span() };
-    gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+    let at = Selection { len: 3, indices: given.span(), values: step.values.span() };
+    gather(&device, &feedback, &at, 1.0, step.workspace.span()).unwrap();
     assert_eq!((step.values.f32s(), step.compensated.f32s()), (vec![2.0, 0.0, 0.0], vec![1.0, 0.0, 3.0]));
     assert!(step.outcome().over);
     let out = Memory::of(&[0.0f32; 3]);
-    scatter(&device, &At { values: given.span(), ..at }, (3, out.span()), 1.0).unwrap();
+    scatter(&device, &Selection { values: given.span(), ..at }, 3, Target { out: out.span(), scale: 1.0 }).unwrap();
     assert_eq!(out.f32s()[0], 0.0);
 }
 
@@ -118,12 +119,12 @@ fn indices_beyond_the_end_touch_nothing() {
 fn what_is_not_finite_leaves_the_memory_and_gathers_zeros() {
     let Some(device) = Emulated::new(2) else { return };
     let (source, memory) = (Memory::of(&[1.0f32, f32::NAN, 3.0]), Memory::of(&[4.0f32, 5.0, 6.0]));
-    let Run { step, feed } = fed_back(&device, &source, &memory, 2);
+    let Run { step, feedback } = fed_back(&device, &source, &memory, 2);
     let given = Memory::of(&[0u32, 1]);
-    let at = At { k: 2, indices: given.span(), values: step.values.span() };
-    gather(&device, &feed, (&at, 1.0), step.workspace.span()).unwrap();
+    let at = Selection { len: 2, indices: given.span(), values: step.values.span() };
+    gather(&device, &feedback, &at, 1.0, step.workspace.span()).unwrap();
     assert_eq!((step.values.f32s(), step.compensated.f32s()), (vec![0.0, 0.0], vec![4.0, 5.0, 6.0]));
     assert!(step.outcome().refused);
-    let none = Feed { n: 0, gradient: Span::NONE, memory: Span::NONE, compensated: Span::NONE, ..feed };
-    assert!(flexcomm_gpu_kernels::feed(&device, &none, step.workspace.span()).is_ok());
+    let none = ErrorFeedback { n: 0, gradient: Span::NONE, memory: Span::NONE, compensated: Span::NONE, ..feedback };
+    assert!(flexcomm_gpu_kernels::compensate(&device, &none, step.workspace.span()).is_ok());
 }

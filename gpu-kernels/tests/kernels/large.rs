@@ -71,13 +71,13 @@ fn random_k_of_a_long_tensor_is_the_cpus() {
 #[test]
 fn hybrids_of_a_long_tensor_are_the_cpus() {
     let Some((device, gradient)) = begin() else { return };
-    hybrid::check(&device, "hardthreshold(tau=3)", &gradient, |feed, to, workspace, _| {
-        hard_threshold(&device, feed, (3.0, to), workspace)
+    hybrid::check(&device, "hardthreshold(tau=3)", &gradient, |feedback, to, workspace, _| {
+        hard_threshold(&device, feedback, 3.0, to, workspace)
     });
     let k = gradient.len() / 100;
-    hybrid::check(&device, &format!("qsparse(k={k},s=15)"), &gradient, |feed, to, workspace, step| {
+    hybrid::check(&device, &format!("qsparse(k={k},s=15)"), &gradient, |feedback, to, workspace, step| {
         let random = Random { seed: 1, step, tensor: 0, rank: Some(0) };
-        qsparse(&device, feed, (k as u64, Qsparse::Levels { s: 15, scaled: true, random }, to), workspace)
+        qsparse(&device, feedback, k as u64, Qsparse::Levels { s: 15, scaled: true, random }, to, workspace)
     });
 }
 

@@ -57,7 +57,7 @@ fn fed_back(text: &str) -> String {
 
 /// A step of a single layer, whose payload goes where all ranks' are gathered.
 pub fn step_to(device: &Emulated, layers: &mut Layers, gradient: Gradient, (method, to): (Method, Span)) {
-    layers.step(device, (gradient, true), &[method]).unwrap();
+    layers.step(device, gradient, true, &[method]).unwrap();
     device.copy(to, layers.payloads().part(0, to.bytes())).unwrap();
 }
 
@@ -82,14 +82,14 @@ fn every_layer_is_compressed_by_itself_as_on_the_cpu() {
                 (7..).zip(LENGTHS).map(|(tensor, n)| make(n, random(tensor))).collect()
             };
             let borrowed = Memory::new(Layers::bytes(&LENGTHS, &methods(0)).unwrap());
-            let mut layers = Layers::new(&device, (&LENGTHS, &methods(0)), borrowed.span()).unwrap();
+            let mut layers = Layers::new(&device, &LENGTHS, &methods(0), borrowed.span()).unwrap();
             for index in 0..3 {
                 let (_, values) = gradients(n as usize).swap_remove(index as usize % 2);
                 let mut message = Writer::new();
                 let want = cpu.compress(CpuGradient::F32(&values), Step { index, learning_rate: 0.1 }, &mut message);
                 let source = Memory::of(&values);
                 let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-                layers.step(&device, (gradient, keeps), &methods(index)).unwrap();
+                layers.step(&device, gradient, keeps, &methods(index)).unwrap();
                 let (mut sent, mut energy) = (Vec::new(), Energy::default());
                 let payloads = read(&device, layers.payloads());
                 for (outcome, (at, room)) in outcomes(&device, &layers).iter().zip(layers.places()) {
@@ -120,7 +120,7 @@ fn a_layers_payload_goes_to_any_byte_of_a_block() {
         let Some(device) = Emulated::new(seed) else { return };
         let method = |step| make(n, Random { seed: SEED, step, tensor: 0, rank: Some(0) });
         let borrowed = Memory::new(Layers::bytes(&[n], &[method(0)]).unwrap());
-        let mut layers = Layers::new(&device, (&[n], &[method(0)]), borrowed.span()).unwrap();
+        let mut layers = Layers::new(&device, &[n], &[method(0)], borrowed.span()).unwrap();
         let mut cpu = Pipeline::new(
             &fed_back(text).parse().unwrap(),
             CpuLayers::new(&[n as usize]).unwrap(),
@@ -156,7 +156,7 @@ fn a_refused_gradient_is_marked_and_sends_a_payload_of_the_same_length() {
     let Some(device) = Emulated::new(4) else { return };
     let (n, method) = (500u64, Method::TopK(20));
     let borrowed = Memory::new(Layers::bytes(&[n], &[method]).unwrap());
-    let mut layers = Layers::new(&device, (&[n], &[method]), borrowed.span()).unwrap();
+    let mut layers = Layers::new(&device, &[n], &[method], borrowed.span()).unwrap();
     let bytes = method.sent_bytes(n).unwrap();
     let mut values = vec![1.5f32; n as usize];
     for (bad, marked) in [(false, 1), (true, 3)] {
@@ -182,7 +182,7 @@ fn halves_at_odd_places_are_read_as_they_are() {
     let halves: Vec<u16> = (0..n).map(|i| f16::from_f32((i * 37 % 997) as f32 / 50.0 - 9.0).to_bits()).collect();
     let methods = LENGTHS.map(|n| Method::TopK(kept(n)));
     let borrowed = Memory::new(Layers::bytes(&LENGTHS, &methods).unwrap());
-    let mut layers = Layers::new(&device, (&LENGTHS, &methods), borrowed.span()).unwrap();
+    let mut layers = Layers::new(&device, &LENGTHS, &methods, borrowed.span()).unwrap();
     let strategy = "lwtopk(k=0.1)+ef(vanilla)".parse().unwrap();
     let shapes = CpuLayers::new(&LENGTHS.map(|n| n as usize)).unwrap();
     let mut cpu = Pipeline::new(&strategy, shapes, Member::alone(SEED));
@@ -190,7 +190,7 @@ fn halves_at_odd_places_are_read_as_they_are() {
     cpu.compress(CpuGradient::F16(&halves), Step { index: 0, learning_rate: 0.1 }, &mut message).unwrap();
     let source = Memory::of(&halves);
     let gradient = Gradient { at: source.span(), dtype: DType::F16, weights: (1.0, 1.0) };
-    layers.step(&device, (gradient, true), &methods).unwrap();
+    layers.step(&device, gradient, true, &methods).unwrap();
     let residual: Vec<u8> = layers.residual().flat_map(|span| read(&device, span)).collect();
     assert!(residual == cpu.residual().iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
 }
@@ -200,21 +200,20 @@ fn a_layer_that_fails_leaves_all_memories() {
     let Some(device) = Emulated::new(3) else { return };
     let methods = [Method::TopK(5), Method::TopK(5)];
     let borrowed = Memory::new(Layers::bytes(&[50, 60], &methods).unwrap());
-    let mut layers = Layers::new(&device, (&[50, 60], &methods), borrowed.span()).unwrap();
+    let mut layers = Layers::new(&device, &[50, 60], &methods, borrowed.span()).unwrap();
     let source = Memory::of(&[1.0f32; 110]);
     let gradient = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
-    layers.step(&device, (gradient, true), &methods).unwrap();
+    layers.step(&device, gradient, true, &methods).unwrap();
     let residual = |layers: &Layers| layers.residual().map(|span| read(&device, span)).collect::<Vec<_>>();
     let before = residual(&layers);
     let bad = [Method::TopK(5), Method::TopK(61)];
-    assert!(layers.step(&device, (gradient, true), &bad).is_err());
-    assert!(layers.step(&device, (gradient, true), &bad[..1]).is_err());
+    assert!(layers.step(&device, gradient, true, &bad).is_err());
+    assert!(layers.step(&device, gradient, true, &bad[..1]).is_err());
     assert_eq!(residual(&layers), before);
     assert!(matches!(Layers::bytes(&[1 << 30, 1 << 30], &methods), Err(LaunchError::TooLong(_))));
     assert!(matches!(Layers::bytes(&[u64::MAX, 2], &methods), Err(LaunchError::TooLong(_))));
     // Nothing at all.
-    let none = Layers::new(&device, (&[0], &[Method::ThreeLc(1.0)]), borrowed.span()).map(|mut layers| {
-        layers.step(&device, (Gradient { at: Span::NONE, ..gradient }, true), &[Method::ThreeLc(1.0)])
-    });
+    let none = Layers::new(&device, &[0], &[Method::ThreeLc(1.0)], borrowed.span())
+        .map(|mut layers| layers.step(&device, Gradient { at: Span::NONE, ..gradient }, true, &[Method::ThreeLc(1.0)]));
     assert_eq!(none.unwrap(), Ok(()));
 }

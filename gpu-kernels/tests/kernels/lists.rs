@@ -12,8 +12,8 @@ use flexcomm_compression::wire::{IndexCoding, Writer};
 use flexcomm_compression::{Energy, Layers as CpuLayers};
 use flexcomm_gpu_kernels::bucket::{Gradient, Layers, Method};
 use flexcomm_gpu_kernels::{
-    Copies, DType, Device, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Random, RandomK, Span, Threshold,
-    add_lists, list_bytes, lists_room,
+    Copies, DType, Device, LaunchError, ListRoom, Lists, OUTCOME_BYTES, Outcome, Random, RandomK, Span, Target,
+    Threshold, add_lists, list_bytes, lists_room,
 };
 
 const SEED: u64 = 12;
@@ -98,7 +98,7 @@ fn sum(device: &Emulated, lists: &Lists, scale: f32) -> (Vec<f32>, u32) {
     // Garbage of a call before.
     let refused = Memory::of(&[77u32]);
     let room = ListRoom { counts: counts.span(), refused: refused.span() };
-    add_lists(device, lists, (scale, out.span()), &room).unwrap();
+    add_lists(device, lists, Target { scale, out: out.span() }, &room).unwrap();
     drop(counts.bytes());
     (out.f32s(), refused.u32s()[0])
 }
@@ -293,7 +293,7 @@ impl Rank {
     fn new(device: &Emulated, number: u32, (text, make): (&str, Make)) -> Self {
         let methods = [make(Random { seed: SEED, step: 0, tensor: 0, rank: Some(number) })];
         let borrowed = Memory::new(Layers::bytes(&[N as u64], &methods).unwrap());
-        let layers = Layers::new(device, (&[N as u64], &methods), borrowed.span()).unwrap();
+        let layers = Layers::new(device, &[N as u64], &methods, borrowed.span()).unwrap();
         Self { number, borrowed, layers, cpu: process(text, N, (number, WORLD)) }
     }
 
@@ -305,7 +305,7 @@ impl Rank {
     }
 
     /// On the device: its payload into the block, and its word, whose last byte is in front of the payload here.
-    fn send(&mut self, device: &Emulated, (make, index): (Make, u64), blocks: &Blocks) {
+    fn send(&mut self, device: &Emulated, make: Make, index: u64, blocks: &Blocks) {
         let method = make(Random { seed: SEED, step: index, tensor: 0, rank: Some(self.number) });
         let source = Memory::of(&gradient(N, (self.number, index)));
         let given = Gradient { at: source.span(), dtype: DType::F32, weights: (1.0, 1.0) };
@@ -319,7 +319,7 @@ impl Rank {
     fn mean(&self, device: &Emulated, lists: &Lists) -> Vec<f32> {
         let out = Memory::of(&vec![0.0f32; N]);
         let room = ListRoom { counts: self.layers.workspace(), refused: self.layers.refused() };
-        add_lists(device, lists, (1.0 / lists.ranks as f32, out.span()), &room).unwrap();
+        add_lists(device, lists, Target { scale: 1.0 / lists.ranks as f32, out: out.span() }, &room).unwrap();
         out.f32s()
     }
 }
@@ -350,7 +350,7 @@ fn check_step(device: &Emulated, ranks: &mut [Rank], (make, index): (Make, u64))
     let blocks = Blocks::new(&messages, places, 0);
     // Every rank writes its own payload, and nothing else.
     device.zero(blocks.memory.span()).unwrap();
-    ranks.iter_mut().for_each(|rank| rank.send(device, (make, index), &blocks));
+    ranks.iter_mut().for_each(|rank| rank.send(device, make, index, &blocks));
     assert_eq!(blocks.memory.bytes(), Blocks::new(&messages, places, 0).memory.bytes());
     let mut mean = vec![0.0; N];
     let all: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
@@ -374,7 +374,9 @@ fn bad_calls_are_refused() {
     let (payloads, out, counts, refused) = (Memory::new(600), Memory::new(4000), Memory::new(64), Memory::new(4));
     let good = Lists { n: 1000, k: 10, payloads: payloads.span(), stride: 100, ranks: 2 };
     let room = ListRoom { counts: counts.span(), refused: refused.span() };
-    let call = |lists: &Lists, out: Span, room: &ListRoom| add_lists(&device, lists, (1.0, out), room).unwrap_err();
+    let call = |lists: &Lists, out: Span, room: &ListRoom| {
+        add_lists(&device, lists, Target { scale: 1.0, out }, room).unwrap_err()
+    };
     let text = |error: LaunchError| error.to_string();
     assert!(text(call(&Lists { k: 1001, ..good }, out.span(), &room)).contains("k = 1001: at most n"));
     assert!(text(call(&Lists { stride: 20, ..good }, out.span(), &room)).contains("as long as a payload"));

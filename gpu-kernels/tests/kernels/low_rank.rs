@@ -8,9 +8,9 @@ use flexcomm_compression::codec::{Element, Shape};
 use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step as CpuStep, add_messages};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::Writer;
-use flexcomm_gpu_kernels::low_rank::{Factors, LowRank, Step, add, begin, keep_warm, left, right};
+use flexcomm_gpu_kernels::low_rank::{Factors, Layer, LowRank, Step, add, begin, keep_warm, left, right};
 use flexcomm_gpu_kernels::{
-    Cublas, DType, Device, Feed, LaunchError, LoadError, Outcome, Random, Span, workspace_bytes,
+    Cublas, DType, Device, ErrorFeedback, LaunchError, LoadError, Outcome, Random, Span, Target, workspace_bytes,
 };
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const WORLD: u32 = 3;
 /// One process with a layer.
 struct Process {
     shape: Shape,
-    layer: LowRank,
+    low_rank: LowRank,
     memory: Memory,
     compensated: Memory,
     factors: [Memory; 3],
@@ -30,52 +30,51 @@ struct Process {
 impl Process {
     fn new(shape: Shape, rank: u64) -> Self {
         let n = shape.values();
-        let layer = LowRank::new(shape.rows as u64, shape.cols as u64, rank).unwrap().unwrap();
-        let [warm, left, scratch] = layer.bytes();
+        let low_rank = LowRank::new(shape.rows as u64, shape.cols as u64, rank).unwrap().unwrap();
+        let [warm, left, scratch] = low_rank.bytes();
         let factors = [Memory::of(&vec![0.0f32; warm as usize / 4]), Memory::new(left), Memory::new(scratch)];
         let (memory, compensated) = (Memory::of(&vec![0.0f32; n]), Memory::new(4 * n as u64));
-        Self { shape, layer, memory, compensated, factors, workspace: Memory::new(workspace_bytes(n as u64)) }
+        Self { shape, low_rank, memory, compensated, factors, workspace: Memory::new(workspace_bytes(n as u64)) }
     }
 
     fn step(&self) -> Step {
         Step { n: self.shape.values() as u64, workspace: self.workspace.span() }
     }
 
-    fn factors(&self) -> Factors {
+    fn layer(&self) -> Layer {
         let [warm, left, scratch] = self.factors.each_ref().map(Memory::span);
-        Factors { warm, left, scratch }
+        let factors = Factors { warm, left, scratch };
+        Layer { shape: self.low_rank, matrix: self.compensated.span(), factors }
     }
 
     fn begin(&self, device: &Emulated, gradient: &Memory) {
         let (n, memory, compensated) = (self.shape.values() as u64, self.memory.span(), self.compensated.span());
         let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
-        let feed = Feed { n, dtype, gradient: gradient.span(), memory, compensated, beta, gamma };
-        begin(device, &feed, self.workspace.span()).unwrap();
+        let feedback = ErrorFeedback { n, dtype, gradient: gradient.span(), memory, compensated, beta, gamma };
+        begin(device, &feedback, self.workspace.span()).unwrap();
     }
 
     /// P to send.
     fn left(&self, device: &Emulated) -> Memory {
-        let to = Memory::new(4 * self.layer.counts()[0]);
+        let to = Memory::new(4 * self.low_rank.counts()[0]);
         // Step and rank do not count.
         let random = Random { seed: SEED, step: 77, tensor: 0, rank: Some(5) };
-        left(device, (self.layer, random), (self.compensated.span(), &self.factors(), to.span()), &self.step())
-            .unwrap();
+        left(device, &self.layer(), random, to.span(), &self.step()).unwrap();
         to
     }
 
     fn right(&self, device: &Emulated, sum: &Memory, scale: f32) -> Memory {
-        let to = Memory::new(4 * self.layer.counts()[1]);
-        let call = (self.layer, sum.span(), scale);
-        right(device, call, (self.compensated.span(), &self.factors(), to.span()), &self.step()).unwrap();
+        let to = Memory::new(4 * self.low_rank.counts()[1]);
+        right(device, &self.layer(), sum.span(), scale, to.span(), &self.step()).unwrap();
         to
     }
 
     /// What the step's gradient is, and the memories for the next.
     fn end(&mut self, device: &Emulated, sum: &Memory, scale: f32) -> Vec<f32> {
         let out = Memory::of(&vec![0.0f32; self.shape.values()]);
-        let factors = self.factors();
-        add(device, (self.layer, factors.left, sum.span()), (scale, out.span())).unwrap();
-        keep_warm(device, (self.layer, sum.span(), scale), factors.warm, &self.step()).unwrap();
+        let layer = self.layer();
+        add(device, layer.shape, layer.factors.left, sum.span(), Target { scale, out: out.span() }).unwrap();
+        keep_warm(device, &layer, sum.span(), scale, &self.step()).unwrap();
         std::mem::swap(&mut self.memory, &mut self.compensated);
         out.f32s()
     }
@@ -186,7 +185,7 @@ fn compare(shape: Shape, rank: u64, seed: u64) {
             let outcome = process.outcome();
             assert!((outcome.compensated - sent.compensated).abs() <= 1e-6 * sent.compensated, "{outcome:?} {sent:?}");
             assert!((outcome.sent - sent.sent).abs() <= 1e-4 * sent.sent, "{outcome:?} {sent:?}");
-            assert_eq!(outcome.bytes, 4 * process.layer.counts()[1]);
+            assert_eq!(outcome.bytes, 4 * process.low_rank.counts()[1]);
             let mean = process.end(&device, &total, scale);
             let mut want = vec![0.0; shape.values()];
             pipeline.mean(&all, step, &mut want).unwrap();
@@ -238,7 +237,7 @@ fn products_beyond_f32_are_cut() {
     let layer = LowRank::new(6, 5, 2).unwrap().unwrap();
     let (left, right) = (Memory::of(&[1e30f32; 12]), Memory::of(&[[3e30f32; 5], [-1e30; 5]].concat()));
     let out = Memory::of(&[0.0f32; 30]);
-    add(&device, (layer, left.span(), right.span()), (0.5, out.span())).unwrap();
+    add(&device, layer, left.span(), right.span(), Target { scale: 0.5, out: out.span() }).unwrap();
     assert_eq!(out.f32s(), [f32::MAX / 2.0; 30]);
 }
 
@@ -283,19 +282,20 @@ fn energies_of_layers_add_up() {
     let process = Process::new(Shape { rows: 2, cols: shape.values() }, 1);
     let both = [gradient(shape, 1), gradient(shape, 2)].concat();
     process.begin(&device, &Memory::of(&both));
-    let (layer, bytes) = (LowRank::new(16, 24, 1).unwrap().unwrap(), 4 * shape.values() as u64);
+    let (low_rank, bytes) = (LowRank::new(16, 24, 1).unwrap().unwrap(), 4 * shape.values() as u64);
     let mut alone = 0.0;
     for part in 0..2u64 {
         let matrix = process.compensated.span().part(part * bytes, bytes);
-        let buffers = layer.bytes().map(|bytes| Memory::of(&vec![0.0f32; bytes as usize / 4]));
+        let buffers = low_rank.bytes().map(|bytes| Memory::of(&vec![0.0f32; bytes as usize / 4]));
         let [warm, scratch_left, scratch] = buffers.each_ref().map(Memory::span);
         let factors = Factors { warm, left: scratch_left, scratch };
-        let [p, q] = layer.counts().map(|count| Memory::new(4 * count));
+        let layer = Layer { shape: low_rank, matrix, factors };
+        let [p, q] = low_rank.counts().map(|count| Memory::new(4 * count));
         let random = Random { seed: SEED, step: 0, tensor: part as u32, rank: None };
-        left(&device, (layer, random), (matrix, &factors, p.span()), &process.step()).unwrap();
-        right(&device, (layer, p.span(), 1.0), (matrix, &factors, q.span()), &process.step()).unwrap();
+        left(&device, &layer, random, p.span(), &process.step()).unwrap();
+        right(&device, &layer, p.span(), 1.0, q.span(), &process.step()).unwrap();
         alone += 16.0 * q.f32s().iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        keep_warm(&device, (layer, q.span(), 1.0), factors.warm, &process.step()).unwrap();
+        keep_warm(&device, &layer, q.span(), 1.0, &process.step()).unwrap();
     }
     let outcome = process.outcome();
     assert!((outcome.sent - alone).abs() <= 1e-9 * alone, "{outcome:?}, {alone}");
@@ -309,9 +309,8 @@ fn short_and_missing_buffers_are_named() {
     let random = Random { seed: 0, step: 0, tensor: 0, rank: None };
     let (to, short) = (Memory::new(160), Memory::new(100));
     let call = |matrix: Span, to: Span| {
-        left(&device, (process.layer, random), (matrix, &process.factors(), to), &process.step())
-            .unwrap_err()
-            .to_string()
+        let layer = Layer { matrix, ..process.layer() };
+        left(&device, &layer, random, to, &process.step()).unwrap_err().to_string()
     };
     let text = call(process.compensated.span(), short.span());
     assert!(text.contains("the left factor to send of 100 bytes: 160 are needed"), "{text}");

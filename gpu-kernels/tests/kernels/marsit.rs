@@ -4,7 +4,7 @@ use crate::data::lengths;
 use crate::emulated::{Emulated, Memory};
 use flexcomm_compression::random::Stream;
 use flexcomm_gpu_kernels::marsit::{Segment, combine, signs};
-use flexcomm_gpu_kernels::{DType, Feed, LaunchError, Quantizer, Random, add, workspace_bytes};
+use flexcomm_gpu_kernels::{DType, ErrorFeedback, LaunchError, Quantizer, Random, Target, add, workspace_bytes};
 
 const SEED: u64 = 5;
 
@@ -49,7 +49,7 @@ fn every_bit_is_that_of_the_definition() {
             let want = reference((&received, &own), (n, first), u64::from(workers), stream);
             let (theirs, ours) = (Memory::of(&received), Memory::of(&own));
             let segment = Segment { n: n as u64, first: first as u64 };
-            combine(&device, (segment, workers), (theirs.span(), ours.span()), random(9, 4)).unwrap();
+            combine(&device, segment, workers, theirs.span(), ours.span(), random(9, 4)).unwrap();
             assert_eq!(theirs.bytes(), want, "{n} bits of {workers} workers");
             assert_eq!(ours.bytes(), own, "what is its own stays");
         }
@@ -71,8 +71,7 @@ fn the_mean_is_that_of_all_workers() {
     for w in 1..world {
         let own = Memory::of(&of(w));
         let segment = Segment { n: n as u64, first: 0 };
-        let hop = (segment, w as u32 + 1);
-        combine(&device, hop, (passed_on.span(), own.span()), random(1, w as u32)).unwrap();
+        combine(&device, segment, w as u32 + 1, passed_on.span(), own.span(), random(1, w as u32)).unwrap();
     }
     let out = passed_on.bytes();
     for ones in 0..=world {
@@ -96,7 +95,7 @@ fn signs_and_compensation_of_a_step() {
     let (payload, workspace) = (Memory::new(n.div_ceil(8) as u64), Memory::new(workspace_bytes(n as u64)));
     let (dtype, beta, gamma) = (DType::F32, 1.0, 1.0);
     let (gradient_at, memory_at) = (source.span(), memory.span());
-    let feed = Feed {
+    let feedback = ErrorFeedback {
         n: n as u64,
         dtype,
         gradient: gradient_at,
@@ -105,14 +104,15 @@ fn signs_and_compensation_of_a_step() {
         beta,
         gamma,
     };
-    signs(&device, &feed, payload.span(), workspace.span()).unwrap();
+    signs(&device, &feedback, payload.span(), workspace.span()).unwrap();
     let sum: Vec<f32> = gradient.iter().zip(&compensation).map(|(g, c)| g + c).collect();
     assert_eq!(compensated.f32s(), sum);
     let sent = payload.bytes();
     assert!((0..n).all(|i| bit(&sent, i) == (sum[i] < 0.0)));
     let agreed = bits(n, 3, 0.5);
     let bits_there = Memory::of(&agreed);
-    add(&device, (Quantizer::Signs, n as u64), bits_there.span(), (-eta, compensated.span())).unwrap();
+    add(&device, Quantizer::Signs, n as u64, bits_there.span(), Target { scale: -eta, out: compensated.span() })
+        .unwrap();
     let sign = |i: usize| if bit(&agreed, i) { -1.0f32 } else { 1.0 };
     assert!(compensated.f32s().iter().enumerate().all(|(i, c)| *c == sum[i] - eta * sign(i)));
 }
@@ -123,7 +123,7 @@ fn one_worker_alone_is_refused() {
     let (a, b) = (Memory::new(4), Memory::new(4));
     let call = |workers, n| {
         let segment = Segment { n, first: 0 };
-        combine(&device, (segment, workers), (a.span(), b.span()), random(0, 0)).unwrap_err()
+        combine(&device, segment, workers, a.span(), b.span(), random(0, 0)).unwrap_err()
     };
     assert!(matches!(call(1, 32), LaunchError::Parameter { what: "workers", .. }));
     assert!(matches!(call(2, 33), LaunchError::TooSmall { need: 5, .. }));

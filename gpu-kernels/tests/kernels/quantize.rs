@@ -7,7 +7,8 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Energy, Layers};
 use flexcomm_gpu_kernels::{
-    DType, Device, Feed, Norm, Quantizer, Random, Span, add, add_sized, majority, quantize, workspace_bytes,
+    DType, Device, ErrorFeedback, Norm, Quantizer, Random, Span, Target, add, add_sized, majority, quantize,
+    workspace_bytes,
 };
 use half::{bf16, f16};
 
@@ -54,8 +55,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-fn feed((n, dtype): (usize, DType), gradient: &Memory, memory: Span, compensated: &Memory) -> Feed {
-    Feed {
+fn feedback((n, dtype): (usize, DType), gradient: &Memory, memory: Span, compensated: &Memory) -> ErrorFeedback {
+    ErrorFeedback {
         n: n as u64,
         dtype,
         gradient: gradient.span(),
@@ -73,13 +74,13 @@ fn decode(device: &Emulated, (method, n): (Quantizer, usize), (payload, offset):
     device.copy(at, payload).unwrap();
     let payload = at;
     let Quantizer::Inceptionn { bound } = method else {
-        return add(device, (method, n as u64), payload, (1.0, out.span())).unwrap();
+        return add(device, method, n as u64, payload, Target { scale: 1.0, out: out.span() }).unwrap();
     };
     let workspace = Memory::new(workspace_bytes(n as u64));
-    add_sized(device, (bound, n as u64), payload, (1.0, out.span(), workspace.span())).unwrap();
+    add_sized(device, bound, n as u64, payload, Target { scale: 1.0, out: out.span() }, workspace.span()).unwrap();
     // One byte less than it says: nothing.
     let (short, zeros) = (payload.part(0, payload.bytes().saturating_sub(1)), Memory::of(&vec![0.0f32; n]));
-    let called = add_sized(device, (bound, n as u64), short, (1.0, zeros.span(), workspace.span()));
+    let called = add_sized(device, bound, n as u64, short, Target { scale: 1.0, out: zeros.span() }, workspace.span());
     assert!(n == 0 || called.is_err() || zeros.f32s().iter().all(|x| *x == 0.0));
 }
 
@@ -101,8 +102,8 @@ pub fn check(
         let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
         let workspace = Memory::new(workspace_bytes(n as u64));
         let random = Random { seed: SEED, step, tensor: 0, rank: Some(0) };
-        let feed = feed((n, dtype), source, memory.span(), &compensated);
-        quantize(device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+        let feedback = feedback((n, dtype), source, memory.span(), &compensated);
+        quantize(device, &feedback, method, random, payload.span(), workspace.span()).unwrap();
         let sent = message.bytes().len() - header;
         assert_eq!(payload.bytes()[..sent], message.bytes()[header..], "{name} of {n}, step {step}");
         assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()), "{name} of {n}, step {step}");
@@ -161,8 +162,8 @@ fn columns_have_means_of_their_own() {
             let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(method.payload_bytes(n as u64)));
             let workspace = Memory::new(workspace_bytes(n as u64));
             let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-            let feed = feed((n, DType::F32), &source, zeros.span(), &compensated);
-            quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+            let feedback = feedback((n, DType::F32), &source, zeros.span(), &compensated);
+            quantize(&device, &feedback, method, random, payload.span(), workspace.span()).unwrap();
             assert_eq!(payload.bytes(), message.bytes()[header..], "{what}: {rows} x {cols}");
             assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()), "{what}: {rows} x {cols}");
         }
@@ -204,8 +205,8 @@ fn halves_are_rounded_as_on_the_cpu() {
             let (compensated, payload) = (Memory::new(4 * n as u64), Memory::new(2 * n as u64));
             let (workspace, zeros) = (Memory::new(workspace_bytes(n as u64)), Memory::of(&vec![0.0f32; n]));
             let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-            let feed = feed((n, DType::F32), &source, zeros.span(), &compensated);
-            quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+            let feedback = feedback((n, DType::F32), &source, zeros.span(), &compensated);
+            quantize(&device, &feedback, method, random, payload.span(), workspace.span()).unwrap();
             assert!(payload.bytes() == message.bytes()[32..], "{name} for {world}");
             assert_eq!(bits(&compensated.f32s()), bits(&rank.residual().to_vec()));
         }
@@ -224,8 +225,8 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
         let (payload, workspace) =
             (Memory::new(method.payload_bytes(n as u64)), Memory::new(workspace_bytes(n as u64)));
         let random = Random { seed: SEED, step: 0, tensor: 0, rank: Some(0) };
-        let feed = feed((n, DType::F32), &source, memory.span(), &compensated);
-        quantize(&device, &feed, (method, random), payload.span(), workspace.span()).unwrap();
+        let feedback = feedback((n, DType::F32), &source, memory.span(), &compensated);
+        quantize(&device, &feedback, method, random, payload.span(), workspace.span()).unwrap();
         assert!(workspace.outcome().refused, "{name}");
         assert_eq!(compensated.bytes(), memory.bytes(), "{name}");
         if method == Quantizer::Signs {
@@ -261,7 +262,7 @@ fn votes_are_the_cpus() {
             // SAFETY: a part of the buffer above.
             let votes = unsafe { Span::new(all.span().address() + 32, all.span().bytes() - 32) };
             let out = Memory::new(4 * n as u64);
-            majority(&device, n as u64, (votes, stride, ranks as u32), out.span()).unwrap();
+            majority(&device, n as u64, votes, stride, ranks as u32, out.span()).unwrap();
             assert_eq!(out.f32s(), want);
         }
     }

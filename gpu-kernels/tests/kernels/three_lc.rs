@@ -8,7 +8,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::random::Stream;
 use flexcomm_compression::wire::Writer;
 use flexcomm_gpu_kernels::three_lc::{add, compress, payload_bytes};
-use flexcomm_gpu_kernels::{DType, Device};
+use flexcomm_gpu_kernels::{DType, Device, Target};
 
 /// Two steps with error feedback, each decoded.
 pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
@@ -21,8 +21,8 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         let want = cpu.compress(Gradient::F32(gradient), Step { index, learning_rate: 0.1 }, &mut message).unwrap();
         let step = Step1::new(n as u64, 1);
         let payload = Memory::new(payload_bytes(n as u64));
-        let feed = step.feed((n as u64, DType::F32), &source, Some(&memory));
-        compress(device, &feed, (s, payload.span()), step.workspace.span()).unwrap();
+        let feedback = step.feedback((n as u64, DType::F32), &source, Some(&memory));
+        compress(device, &feedback, s, payload.span(), step.workspace.span()).unwrap();
         let header = 32 + 8 * usize::from(message.bytes()[7]);
         let (outcome, sent) = (step.outcome(), message.bytes().len() - header);
         assert_eq!(outcome.bytes, sent as u64, "{n}, step {index}");
@@ -36,14 +36,14 @@ pub fn check(device: &Emulated, s: f64, gradient: &[f32]) {
         let there = Memory::new((offset + sent) as u64);
         let part = there.span().part(offset as u64, sent as u64);
         device.copy(part, payload.span().part(0, sent as u64)).unwrap();
-        add(device, (part, n as u64), (1.0, out.span()), step.workspace.span()).unwrap();
+        add(device, part, n as u64, Target { scale: 1.0, out: out.span() }, step.workspace.span()).unwrap();
         cpu.aggregate(&[message.bytes()], index, &mut mean).unwrap();
         // Adding zero to zero has either sign.
         assert_eq!(out.f32s(), mean, "{n}");
         // One byte short: another number of values.
         if sent > 4 {
             let (zeros, short) = (Memory::of(&vec![0.0f32; n]), payload.span().part(0, sent as u64 - 1));
-            add(device, (short, n as u64), (1.0, zeros.span()), step.workspace.span()).unwrap();
+            add(device, short, n as u64, Target { scale: 1.0, out: zeros.span() }, step.workspace.span()).unwrap();
             assert!(zeros.f32s().iter().all(|x| *x == 0.0));
         }
         memory = step.compensated;
@@ -84,14 +84,14 @@ fn what_is_not_finite_leaves_the_memory_and_means_zeros() {
     let Some(device) = Emulated::new(3) else { return };
     let (source, memory, step) = (Memory::of(&gradient), Memory::of(&before), Step1::new(n as u64, 1));
     let payload = Memory::new(payload_bytes(n as u64));
-    let feed = step.feed((n as u64, DType::F32), &source, Some(&memory));
-    compress(&device, &feed, (1.0, payload.span()), step.workspace.span()).unwrap();
+    let feedback = step.feedback((n as u64, DType::F32), &source, Some(&memory));
+    compress(&device, &feedback, 1.0, payload.span(), step.workspace.span()).unwrap();
     let outcome = step.outcome();
     assert!(outcome.refused && outcome.sent == 0.0, "{outcome:?}");
     assert_eq!(step.compensated.bytes(), memory.bytes());
     let out = Memory::of(&vec![0.0f32; n]);
     let sent = payload.span().part(0, outcome.bytes);
-    add(&device, (sent, n as u64), (1.0, out.span()), step.workspace.span()).unwrap();
+    add(&device, sent, n as u64, Target { scale: 1.0, out: out.span() }, step.workspace.span()).unwrap();
     assert!(out.f32s().iter().all(|x| *x == 0.0));
-    assert!(compress(&device, &feed, (2.0, payload.span()), step.workspace.span()).is_err());
+    assert!(compress(&device, &feedback, 2.0, payload.span(), step.workspace.span()).is_err());
 }

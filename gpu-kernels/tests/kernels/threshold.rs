@@ -16,9 +16,9 @@ pub fn random(step: u64) -> Random {
 fn run(device: &Emulated, method: Threshold, gradient: &Memory, memory: Option<&Memory>, form: Form) -> Step1 {
     let n = gradient.span().bytes() / 4;
     let step = Step1::new(n, n);
-    let feed = step.feed((n, DType::F32), gradient, memory);
-    threshold(device, &feed, (method, &step.to(n)), step.workspace.span()).unwrap();
-    pack(device, (&step.to(n), n), (step.payload.span(), form), step.workspace.span()).unwrap();
+    let feedback = step.feedback((n, DType::F32), gradient, memory);
+    threshold(device, &feedback, method, &step.to(n), step.workspace.span()).unwrap();
+    pack(device, &step.to(n), n, step.payload.span(), form, step.workspace.span()).unwrap();
     step
 }
 
@@ -129,8 +129,8 @@ fn what_finds_no_room_stays() {
     let Some(device) = Emulated::new(3) else { return };
     let gradient: Vec<f32> = (0..5000).map(|i| 1.0 + i as f32).collect();
     let (source, step) = (Memory::of(&gradient), Step1::new(5000, 700));
-    let feed = step.feed((5000, DType::F32), &source, None);
-    threshold(&device, &feed, (Threshold::Above { v: 10.0 }, &step.to(700)), step.workspace.span()).unwrap();
+    let feedback = step.feedback((5000, DType::F32), &source, None);
+    threshold(&device, &feedback, Threshold::Above { v: 10.0 }, &step.to(700), step.workspace.span()).unwrap();
     assert!(step.outcome().over && step.outcome().kept == 700);
     let mut left = gradient;
     left[10..710].fill(0.0);

@@ -6,7 +6,7 @@ use flexcomm_compression::pipeline::{Gradient, Member, Pipeline, Step};
 use flexcomm_compression::wire::Writer;
 use flexcomm_compression::{Layers, naive};
 use flexcomm_gpu_kernels::{
-    DType, Feed, Form, LaunchError, Outcome, Selected, Span, pack, payload_room, topk, workspace_bytes,
+    DType, ErrorFeedback, Form, LaunchError, Outcome, Selection, Span, pack, payload_room, topk, workspace_bytes,
 };
 use half::{bf16, f16};
 
@@ -29,9 +29,9 @@ impl Step1 {
         }
     }
 
-    pub fn feed(&self, (n, dtype): (u64, DType), gradient: &Memory, memory: Option<&Memory>) -> Feed {
+    pub fn feedback(&self, (n, dtype): (u64, DType), gradient: &Memory, memory: Option<&Memory>) -> ErrorFeedback {
         let memory = memory.map_or(Span::NONE, Memory::span);
-        Feed {
+        ErrorFeedback {
             n,
             dtype,
             gradient: gradient.span(),
@@ -42,8 +42,8 @@ impl Step1 {
         }
     }
 
-    pub fn to(&self, room: u64) -> Selected {
-        Selected { indices: self.indices.span(), values: self.values.span(), room }
+    pub fn to(&self, len: u64) -> Selection {
+        Selection { indices: self.indices.span(), values: self.values.span(), len }
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -85,10 +85,9 @@ pub fn check_two_steps(device: &Emulated, k: usize, (dtype, gradient): (DType, &
     let mut memory = Some(Memory::of(&vec![0.0f32; n]));
     for (payload, residual, compensated, sent) in want {
         let step = Step1::new(n as u64, k as u64);
-        let feed = step.feed((n as u64, dtype), gradient, memory.as_ref());
-        topk(device, &feed, (k as u64, &step.to(k as u64)), step.workspace.span()).unwrap();
-        pack(device, (&step.to(k as u64), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span())
-            .unwrap();
+        let feedback = step.feedback((n as u64, dtype), gradient, memory.as_ref());
+        topk(device, &feedback, k as u64, &step.to(k as u64), step.workspace.span()).unwrap();
+        pack(device, &step.to(k as u64), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         let outcome = step.outcome();
         assert_eq!((outcome.kept as usize, outcome.refused, outcome.over), (k, false, false));
         assert_eq!(bits(&step.compensated.f32s()), bits(&residual));
@@ -139,9 +138,9 @@ fn a_strategy_without_memory_sends_the_gradient_itself() {
     for (_, gradient) in gradients(n) {
         let [(payload, ..), _] = reference("topk(k=499)", Gradient::F32(&gradient), n);
         let (step, source) = (Step1::new(n as u64, 499), Memory::of(&gradient));
-        let feed = step.feed((n as u64, DType::F32), &source, None);
-        topk(&device, &feed, (499, &step.to(499)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(499), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        let feedback = step.feedback((n as u64, DType::F32), &source, None);
+        topk(&device, &feedback, 499, &step.to(499), step.workspace.span()).unwrap();
+        pack(&device, &step.to(499), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert_eq!(step.payload(), payload);
     }
 }
@@ -155,8 +154,8 @@ fn no_order_of_threads_and_blocks_changes_anything() {
     for seed in 0..24 {
         let Some(device) = Emulated::new(seed) else { return };
         let (step, source) = (Step1::new(n as u64, 5000), Memory::of(&gradient));
-        let feed = step.feed((n as u64, DType::F32), &source, None);
-        topk(&device, &feed, (5000, &step.to(5000)), step.workspace.span()).unwrap();
+        let feedback = step.feedback((n as u64, DType::F32), &source, None);
+        topk(&device, &feedback, 5000, &step.to(5000), step.workspace.span()).unwrap();
         assert_eq!(step.indices.u32s(), want, "seed {seed}");
     }
 }
@@ -200,9 +199,9 @@ fn what_is_not_finite_leaves_the_memory_and_sends_zeros() {
         gradient[4321] = bad;
         let (gradient, memory) = (Memory::of(&gradient), Memory::of(&memory));
         let step = Step1::new(n as u64, 50);
-        let feed = step.feed((n as u64, DType::F32), &gradient, Some(&memory));
-        topk(&device, &feed, (50, &step.to(50)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(50), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        let feedback = step.feedback((n as u64, DType::F32), &gradient, Some(&memory));
+        topk(&device, &feedback, 50, &step.to(50), step.workspace.span()).unwrap();
+        pack(&device, &step.to(50), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert!(step.outcome().refused);
         assert_eq!(step.compensated.bytes(), memory.bytes());
         assert_eq!(step.values.f32s(), [0.0; 50]);
@@ -220,10 +219,10 @@ fn weights_are_rounded_as_on_the_cpu() {
     let (source, mut memory) = (Memory::of(&gradient), Some(Memory::of(&[0.0f32; 3000])));
     for (payload, residual, ..) in want {
         let step = Step1::new(n as u64, 30);
-        let mut feed = step.feed((n as u64, DType::F32), &source, memory.as_ref());
-        (feed.beta, feed.gamma) = (0.7, 0.3);
-        topk(&device, &feed, (30, &step.to(30)), step.workspace.span()).unwrap();
-        pack(&device, (&step.to(30), n as u64), (step.payload.span(), Form::FIXED), step.workspace.span()).unwrap();
+        let mut feedback = step.feedback((n as u64, DType::F32), &source, memory.as_ref());
+        (feedback.beta, feedback.gamma) = (0.7, 0.3);
+        topk(&device, &feedback, 30, &step.to(30), step.workspace.span()).unwrap();
+        pack(&device, &step.to(30), n as u64, step.payload.span(), Form::FIXED, step.workspace.span()).unwrap();
         assert_eq!((step.payload(), bits(&step.compensated.f32s())), (payload, bits(&residual)));
         memory = Some(step.compensated);
     }
@@ -250,7 +249,7 @@ fn bad_calls_are_refused_before_anything_is_launched() {
     // SAFETY: nothing is launched.
     let span = |at, bytes| unsafe { Span::new(at, bytes) };
     let n = 1000;
-    let good = Feed {
+    let good = ErrorFeedback {
         n,
         dtype: DType::F32,
         gradient: span(0x1_0000, 4 * n),
@@ -259,25 +258,27 @@ fn bad_calls_are_refused_before_anything_is_launched() {
         beta: 1.0,
         gamma: 1.0,
     };
-    let to = Selected { indices: span(0x4_0000, 400), values: span(0x5_0000, 400), room: 100 };
+    let to = Selection { indices: span(0x4_0000, 400), values: span(0x5_0000, 400), len: 100 };
     let workspace = span(0x10_0000, workspace_bytes(n));
-    let call = |feed: Feed, k: u64, to: Selected, workspace| topk(&Never, &feed, (k, &to), workspace).unwrap_err();
+    let call = |feedback: ErrorFeedback, k: u64, to: Selection, workspace| {
+        topk(&Never, &feedback, k, &to, workspace).unwrap_err()
+    };
     let text = |error: LaunchError| error.to_string();
-    let long = Feed { n: 1 << 31, ..good };
+    let long = ErrorFeedback { n: 1 << 31, ..good };
     assert_eq!(call(long, 1, to, workspace), LaunchError::TooLong(1 << 31));
-    let odd = Feed { gradient: span(0x1_0002, 4 * n), ..good };
+    let odd = ErrorFeedback { gradient: span(0x1_0002, 4 * n), ..good };
     assert!(text(call(odd, 1, to, workspace)).contains("the gradient at 0x10002: it must be aligned to 4 bytes"));
-    let odd = Feed { memory: span(0x2_0004, 4 * n), ..good };
+    let odd = ErrorFeedback { memory: span(0x2_0004, 4 * n), ..good };
     assert!(text(call(odd, 1, to, workspace)).contains("the memory at 0x20004: it must be aligned to 16 bytes"));
-    let short = Feed { memory: span(0x2_0000, 4 * n - 1), ..good };
+    let short = ErrorFeedback { memory: span(0x2_0000, 4 * n - 1), ..good };
     assert!(text(call(short, 1, to, workspace)).contains("the memory of 3999 bytes: 4000 are needed"));
-    let same = Feed { compensated: good.memory, ..good };
+    let same = ErrorFeedback { compensated: good.memory, ..good };
     assert_eq!(call(same, 1, to, workspace), LaunchError::Overlap("compensated", "the memory"));
     assert!(text(call(good, 1, to, span(0x10_0000, 1000))).contains("the workspace of 1000 bytes"));
     assert!(matches!(call(good, 1, to, span(0x10_0010, 1 << 30)), LaunchError::Misaligned { need: 256, .. }));
     for k in [0, 101, 1001] {
         assert!(matches!(call(good, k, to, workspace), LaunchError::Parameter { what: "k", .. }));
     }
-    let nan = Feed { beta: f32::NAN, ..good };
+    let nan = ErrorFeedback { beta: f32::NAN, ..good };
     assert!(matches!(call(nan, 1, to, workspace), LaunchError::Parameter { what: "beta", .. }));
 }

@@ -177,7 +177,7 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     if let Some(socket) = &args.socket {
         reporter.connect(Client::start(socket, hello).context("start the agent's client")?);
     }
-    let sync = Synchronizer::new(Exchanger::new(mesh), shape.params(), (args.seed, f64::from(args.lr)))?;
+    let sync = Synchronizer::new(Exchanger::new(mesh), shape.params(), args.seed, f64::from(args.lr))?;
     let least_compute = Duration::from_secs_f64(args.least_compute.get());
     let sgd = Sgd { batch: args.batch, lr: args.lr, momentum: args.momentum, least_compute };
     // Data order must differ between ranks, everything else must not.

@@ -141,10 +141,10 @@ impl Network {
             let start = end - inputs * outputs - outputs;
             let (weights, biases) = gradient[start..end].split_at_mut(inputs * outputs);
             let (below, above) = self.deltas.split_at_mut(layer + 1);
-            accumulate(&self.activations[layer], &above[0], (inputs, outputs), (weights, biases));
+            accumulate(&self.activations[layer], &above[0], weights, biases);
             if layer > 0 {
                 let weights = &parameters[start..start + inputs * outputs];
-                pass_back(&self.activations[layer], &above[0], (inputs, weights), &mut below[layer]);
+                pass_back(&self.activations[layer], &above[0], inputs, weights, &mut below[layer]);
             }
             end = start;
         }
@@ -162,12 +162,9 @@ impl Network {
 }
 
 /// Adds the batch's outer products to the weights' gradient, and the deltas to the biases'.
-fn accumulate(
-    input: &[f32],
-    delta: &[f32],
-    (inputs, outputs): (usize, usize),
-    (weights, biases): (&mut [f32], &mut [f32]),
-) {
+fn accumulate(input: &[f32], delta: &[f32], weights: &mut [f32], biases: &mut [f32]) {
+    let outputs = biases.len();
+    let inputs = weights.len() / outputs;
     for (x, d) in input.chunks_exact(inputs).zip(delta.chunks_exact(outputs)) {
         biases.iter_mut().zip(d).for_each(|(b, d)| *b += d);
         for (value, row) in x.iter().zip(weights.chunks_exact_mut(outputs)) {
@@ -179,7 +176,7 @@ fn accumulate(
 }
 
 /// Deltas of the layer below: through the weights, and only where ReLU let something through.
-fn pass_back(activation: &[f32], delta: &[f32], (inputs, weights): (usize, &[f32]), below: &mut Vec<f32>) {
+fn pass_back(activation: &[f32], delta: &[f32], inputs: usize, weights: &[f32], below: &mut Vec<f32>) {
     let outputs = weights.len() / inputs;
     below.clear();
     for (x, d) in activation.chunks_exact(inputs).zip(delta.chunks_exact(outputs)) {

@@ -57,7 +57,8 @@ impl Synchronizer {
     pub fn new(
         exchanger: Exchanger,
         params: Vec<Param>,
-        (seed, learning_rate): (u64, f64),
+        seed: u64,
+        learning_rate: f64,
     ) -> Result<Self, flexcomm_exchange::ExchangeError> {
         let (rank, world) = (exchanger.mesh().rank().0, exchanger.mesh().world() as u32);
         let bucket = Bucket::new(0, params, Member { rank, world, ..Member::alone(seed) }, None)?;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import operator
 import os
 import re
@@ -16,9 +15,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from flexcomm import _core
-
-#: Compressors that may be written with @CR/COLLECTIVE.
-_SELECTING = ("topk", "lwtopk", "mstopk")
 
 _SELECTIONS = ("decision", "star", "var", "auto")
 
@@ -46,12 +42,12 @@ def strategy_of(what: str, named: Any) -> _core.Named:
         return _core.parse_strategy(_core.parse_byteps({str(key): str(value) for key, value in named.items()}))
     if not isinstance(named, str):
         raise _refused(what, named, _FORMS + "; or BytePS's map of strings")
-    if named.strip() == "dense":
-        return _core.parse_strategy("none/dense-ring")
+    if not named.strip():
+        raise ValueError(f"{what} is {shown(named)}, which names no strategy: leave the argument out, or give one of {_FORMS}")
     try:
-        return _core.parse_strategy(named)
+        return _core.parse_strategy(named.strip())
     except ValueError as refused:
-        raise ValueError(f"{what} is {shown(named)}: {_remedy(named, str(refused)) or refused}") from None
+        raise ValueError(f"{what} is {shown(named)}: {refused}") from None
 
 
 _FORMS = (
@@ -59,28 +55,6 @@ _FORMS = (
     "example 'topk(k=0.01)+ef(vanilla)/art-ring:star' or in short 'topk@0.01/art-ring:star'; flexcomm.torch.compressors() has "
     "all of them"
 )
-
-
-def _remedy(named: str, refused: str) -> str | None:
-    """What the core cannot say of a text that it has refused: it does not know the forms that Python adds."""
-    if not named.strip():
-        return f"an empty text names no strategy; leave the argument out, or give one of {_FORMS}"
-    name = re.split(r"[@(+\s]", named.strip(), maxsplit=1)[0]
-    examples = {one.name: one.examples[0] for one in _core.compressors()}
-    if name.lower() == "none":
-        return "what compresses nothing is called 'dense'"
-    if name in _SELECTING and re.match(r"\w+@1(\.0*)?/", named):
-        return f"{name} at the ratio 1 keeps everything, which is called 'dense'; give that, or a smaller ratio, for example '{name}@0.01/allgather'"
-    known_name = "find compressor" not in refused
-    if name in _SELECTING or (known_name and "@" not in named):
-        return None
-    if name in examples:
-        return f"{name} has no @CR/COLLECTIVE but parameters, for example '{name}({examples[name]})'"
-    near = difflib.get_close_matches(name.lower(), ["dense", *examples], 1)
-    if near:
-        return f"there is no compressor {shown(name)}, the nearest name is {near[0]!r}"
-    # The core's own, of what comes after a compressor.
-    return None if "comes after" in refused else f"there is no compressor {shown(name)}; allowed is {_FORMS}"
 
 
 @dataclasses.dataclass(frozen=True)

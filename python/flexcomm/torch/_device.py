@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Iterable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from flexcomm._core import Core, NotOnDeviceError, Place, Region
+from flexcomm._core import Core, CudaStream, NotOnDeviceError, Region
 from flexcomm.torch._clock import Clock, Mark
 from flexcomm.torch._collectives import Carried, Launched, under
 from flexcomm.torch._exchange import TYPES, Buffers, Exchange, Pipeline
@@ -69,10 +69,10 @@ class Cuda:
         """Whether kernels could work on it."""
         return tensor.device.type == "cuda"
 
-    def place(self, tensor: torch.Tensor) -> Place:
+    def stream(self, tensor: torch.Tensor) -> CudaStream:
         """The device, and torch's current stream there."""
         device = tensor.device.index or 0
-        return Place(device, torch.cuda.current_stream(device).cuda_stream)
+        return CudaStream(device, torch.cuda.current_stream(device).cuda_stream)
 
     def wait(self, tensor: torch.Tensor) -> None:
         """Until the current stream has done what was launched."""
@@ -151,7 +151,7 @@ class OnDevice(Pipeline):
     """A bucket's pipeline on the device, in one step. Messages that do not stay there travel from the host."""
 
     def __init__(self, core: Core, index: int, ready: _Ready, rates: list[float]) -> None:
-        super().__init__(core, index, ready.buffer, rates, source=ready.buffer, mean=ready.mean, place=ready.place)
+        super().__init__(core, index, ready.buffer, rates, source=ready.buffer, mean=ready.mean, stream=ready.stream)
         self.ready = ready
 
 
@@ -173,7 +173,7 @@ class _Message:
 class _Ready:
     """A bucket for which all memory of a step is there."""
 
-    place: Place
+    stream: CudaStream
     buffer: torch.Tensor
     #: Where kernels write the mean, in float32.
     mean: torch.Tensor
@@ -211,7 +211,7 @@ class Gathered(Exchange):
         there, message, buffer, mean = self._there, self._message, self.buffer, self._there.ready.mean
         if self._arrived is not message.blocks:
             message.blocks.copy_(self._arrived)
-        there.core.add_blocks_on(there.index, there.ready.place, message.blocks, mean)
+        there.core.add_blocks_on(there.index, there.ready.stream, message.blocks, mean)
         if mean is not buffer:
             buffer.copy_(mean)
         world = message.headers.numel() // message.front
@@ -273,7 +273,7 @@ class Device:
 
     def ordinal(self, parameters: Iterable[torch.Tensor]) -> int | None:
         """The number of the one device where kernels could work on all of these."""
-        found = {self._cuda.place(p).ordinal if self._cuda.has(p) else None for p in parameters}
+        found = {self._cuda.stream(p).ordinal if self._cuda.has(p) else None for p in parameters}
         number = found.pop() if len(found) == 1 else None
         if number is not None:
             _point_at_nvrtc()
@@ -380,8 +380,8 @@ class Device:
 
     def _look(self, index: int, buffer: torch.Tensor) -> None:
         _point_at_nvrtc()
-        place = self._cuda.place(buffer)
-        needs = self._core.shadow_ready(index, place)
+        stream = self._cuda.stream(buffer)
+        needs = self._core.shadow_ready(index, stream)
         if needs.memory:
             on = torch.frombuffer(bytearray(needs.coordinates), dtype=torch.int32).to(buffer.device)
             values = self._cuda.empty(on.numel(), buffer.dtype, buffer.device)
@@ -389,14 +389,14 @@ class Device:
             floats = values if own else self._cuda.empty(on.numel(), torch.float32, buffer.device)
             memory = self._aligned(needs.memory, torch.uint8, buffer.device)
             self._looks[index] = _Look(on, values, floats, memory)
-            self._core.shadow_ready(index, place, memory)
+            self._core.shadow_ready(index, stream, memory)
         look = self._looks.get(index)
         if look is None:
             return
         torch.index_select(buffer, 0, look.places, out=look.values)
         if look.floats is not look.values:
             look.floats.copy_(look.values)
-        step = self._core.shadow_step(index, place, look.floats)
+        step = self._core.shadow_step(index, stream, look.floats)
         if step is not None:
             self._generation = step.generation
             found = self._cuda.pinned(step.outcomes.bytes)
@@ -422,20 +422,20 @@ class Device:
 
     def _reserved(self, index: int, buffer: torch.Tensor) -> _Ready:
         _point_at_nvrtc()
-        place, device, kept = self._cuda.place(buffer), buffer.device, self._buffers.exactly
-        needs = self._core.device_ready(index, place)
+        stream, device, kept = self._cuda.stream(buffer), buffer.device, self._buffers.exactly
+        needs = self._core.device_ready(index, stream)
         if needs.memory:
             given = kept(index, "given", needs.memory, torch.uint8, device, self._aligned)
-            needs = self._core.device_ready(index, place, given)
+            needs = self._core.device_ready(index, stream, given)
         own = buffer.dtype == torch.float32
         mean = buffer if own else kept(index, "mean", buffer.numel(), torch.float32, device, self._cuda.empty)
         if not needs.block:
-            return _Ready(place, buffer, mean, None)
+            return _Ready(stream, buffer, mean, None)
 
         def pinned(size: int, **_: Any) -> torch.Tensor:
             return self._cuda.pinned(size)
 
-        return _Ready(place, buffer, mean, _Message(
+        return _Ready(stream, buffer, mean, _Message(
             needs.headers,
             kept(index, "block", needs.block, torch.uint8, device, self._cuda.empty),
             kept(index, "blocks", needs.block * self._world, torch.uint8, device, self._cuda.empty),
@@ -447,7 +447,7 @@ class Device:
         """Launches the allgather of a message that stays on the device, whose outcome lies there."""
         index, message, size = bucket.index, there.ready.message, there.first.elements
         assert message is not None
-        self._core.write_round(index, message.block, there.ready.place)
+        self._core.write_round(index, message.block, there.ready.stream)
         block, arrived = message.block, message.blocks
         if not self._nccl:
             # Waits for the kernels: this backend reads memory of the host.

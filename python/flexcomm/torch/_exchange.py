@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from flexcomm._core import Core, Element, How, Place, Round
+from flexcomm._core import Core, CudaStream, Element, How, Round
 from flexcomm.torch._clock import Mark
 from flexcomm.torch._collectives import Collectives, Launched
 
@@ -128,24 +128,24 @@ class Half(Exchange):
 
 
 class Pipeline:
-    """A bucket's in the core: after its beginning it goes on with what each round brought. On the host, or by kernels at a place."""
+    """A bucket's in the core: after its beginning it goes on with what each round brought. On the host, or by kernels on a stream."""
 
     def __init__(
         self, core: Core, index: int, buffer: torch.Tensor, rates: list[float], *,
-        source: torch.Tensor, mean: torch.Tensor, place: Place | None = None,
+        source: torch.Tensor, mean: torch.Tensor, stream: CudaStream | None = None,
     ) -> None:
         """`source` is the gradient, `mean` takes what becomes of it in float32: the bucket's buffer, or copies where it is."""
-        self.core, self.index, self._place = core, index, place
+        self.core, self.index, self._stream = core, index, stream
         self._buffer, self._mean = buffer, mean
-        self.first = core.begin_exchange(index, source, rates, place, TYPES[source.dtype])
+        self.first = core.begin_exchange(index, source, rates, stream, TYPES[source.dtype])
 
     def next(self, arrived: torch.Tensor) -> Round:
         """After a round that is not the last."""
-        return self.core.next_round(self.index, arrived, self._place)
+        return self.core.next_round(self.index, arrived, self._stream)
 
     def finish(self, arrived: torch.Tensor) -> bool:
         """The bucket becomes the mean; answers whether it is finite."""
-        finite = self.core.finish_exchange(self.index, arrived, self._mean, self._place)
+        finite = self.core.finish_exchange(self.index, arrived, self._mean, self._stream)
         if not finite:
             self._buffer.fill_(float("nan"))
         elif self._mean is not self._buffer:

@@ -13,7 +13,7 @@ from common import FOLDER, Lines, batch, ddp, network, parameters_hash, ranks, s
 from fake_agent import FakeAgent, decision, trial
 
 import flexcomm.torch
-from flexcomm._core import Place
+from flexcomm._core import CudaStream
 from flexcomm.torch import _collectives, _device
 from flexcomm.torch._storage import SnapshotStorage
 
@@ -75,8 +75,8 @@ class Pretended(_device.Cuda):
     def has(self, tensor):
         return True
 
-    def place(self, tensor):
-        return Place(0, STREAM)
+    def stream(self, tensor):
+        return CudaStream(0, STREAM)
 
     def wait(self, tensor):
         self.waited += 1

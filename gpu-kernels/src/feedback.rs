@@ -40,7 +40,7 @@ impl DType {
 /// what is sent is taken out of it, the memory of the next step. A captured graph fixes addresses: capture two, one
 /// for each order of the buffers.
 #[derive(Debug, Clone, Copy)]
-pub struct Feed {
+pub struct ErrorFeedback {
     /// Values.
     pub n: u64,
     /// Of the gradient.
@@ -62,14 +62,14 @@ pub(crate) const ALIGN: u64 = 16;
 /// Of lists, which are read and written word by word.
 pub(crate) const WORD: u64 = 4;
 
-impl Feed {
+impl ErrorFeedback {
     /// Of gradient and memory.
     pub(crate) fn check_inputs(&self) -> Result<(), LaunchError> {
         check_count(self.n)?;
         // It may be part of another tensor: kernels look at where it begins.
-        check(("the gradient", self.gradient, self.dtype.bytes() * self.n), self.dtype.bytes())?;
+        check("the gradient", self.gradient, self.dtype.bytes() * self.n, self.dtype.bytes())?;
         if !self.memory.is_none() {
-            check(("the memory", self.memory, 4 * self.n), ALIGN)?;
+            check("the memory", self.memory, 4 * self.n, ALIGN)?;
         }
         for (what, value) in [("beta", self.beta), ("gamma", self.gamma)] {
             require(value.is_finite(), what, value.into(), "it must be finite")?;
@@ -79,7 +79,7 @@ impl Feed {
 
     pub(crate) fn check(&self) -> Result<(), LaunchError> {
         self.check_inputs()?;
-        check(("compensated", self.compensated, 4 * self.n), ALIGN)?;
+        check("compensated", self.compensated, 4 * self.n, ALIGN)?;
         check_apart(("compensated", self.compensated), ("the gradient", self.gradient))?;
         check_apart(("compensated", self.compensated), ("the memory", self.memory))
     }
@@ -99,20 +99,23 @@ impl Feed {
         (self.compensated, self.memory, self.n)
     }
 
-    /// Launches what compensates and finds a norm of this kind (see [`crate::quantize`]), which goes to `to` where that is given.
+    /// Launches what compensates and finds a norm of this kind (see [`crate::quantize`], with its parameter), which goes to `to`
+    /// where that is given.
     pub(crate) fn compensate(
         &self,
         device: &impl Device,
-        ((kind, clip), to): ((u32, f64), Span),
+        kind: u32,
+        parameter: f64,
+        to: Span,
         parts: &Workspace,
     ) -> Result<(), LaunchError> {
         let kernel = self.dtype.of(["stats_f32", "stats_f16", "stats_bf16"]);
-        start(device, kernel, self.n.div_ceil(4), (self.words(), kind, clip, to, parts.ends()))
+        start(device, kernel, self.n.div_ceil(4), (self.words(), kind, parameter, to, parts.ends()))
     }
 
     /// Of a payload that is written while the others are read.
     pub(crate) fn check_payload(&self, payload: Span, bytes: u64) -> Result<(), LaunchError> {
-        check(("the payload", payload, bytes), ALIGN)?;
+        check("the payload", payload, bytes, ALIGN)?;
         let others = [("the gradient", self.gradient), ("the memory", self.memory), ("compensated", self.compensated)];
         others.into_iter().try_for_each(|other| check_apart(("the payload", payload), other))
     }

@@ -1,6 +1,6 @@
 // Error feedback: what every call begins with.
-#ifndef FLEXCOMM_FEED
-#define FLEXCOMM_FEED
+#ifndef FLEXCOMM_FEEDBACK
+#define FLEXCOMM_FEEDBACK
 #include "block.cuh"
 
 // beta * memory + gamma * gradient, rounded like the CPU side; without a memory, gamma * gradient.
