@@ -1,6 +1,7 @@
 //! Every threshold of the planner: unit, default and reason.
 
-use flexcomm_domain::{CompressionRatio, Family, Seconds, Selection};
+use crate::{Allowed, NOT_EMPTY};
+use flexcomm_domain::{CompressionRatio, Seconds, Selection};
 use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -16,9 +17,9 @@ pub struct Config {
     pub policy: PolicyConfig,
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
-    /// Compressors that may be chosen, without their ratios: `topk(k=*)+ef(vanilla)` or shortly `topk`, `fp16`,
-    /// `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
-    pub compressors: Option<Vec<Family>>,
+    /// Compressors that may be chosen: `topk`, `fp16`, `powersgd` with any parameters and memory, or one without its ratio,
+    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
+    pub compressors: Option<Vec<Allowed>>,
     /// Whether biased compressors without error feedback (`topk(k=*)`) are candidates where the job offers them. Default false:
     /// what they leave out of a step never arrives, and training may end elsewhere. Casts to half precision are not meant.
     pub biased_without_memory: bool,
@@ -209,7 +210,24 @@ impl Config {
             let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
             return Err(ConfigError { key: "selections", value, allowed });
         }
+        self.check_compressors()?;
         self.check_crs()
+    }
+
+    fn check_compressors(&self) -> Result<(), ConfigError> {
+        let refuse = |value: String, allowed| Err(ConfigError { key: "compressors", value, allowed });
+        let Some(compressors) = &self.compressors else { return Ok(()) };
+        if compressors.is_empty() {
+            return refuse("an empty list".to_owned(), NOT_EMPTY);
+        }
+        let lossy = |x: &&Allowed| matches!(x, Allowed::Family(family) if family.any().is_biased_without_memory());
+        match compressors.iter().find(lossy).filter(|_| !self.biased_without_memory) {
+            Some(lossy) => refuse(
+                lossy.to_string(),
+                "only with biased_without_memory = true, since what it leaves out is lost: add +ef(vanilla)",
+            ),
+            None => Ok(()),
+        }
     }
 
     fn check_crs(&self) -> Result<(), ConfigError> {
@@ -241,6 +259,7 @@ mod tests {
     fn nonsense_is_refused_by_name() {
         let lost =
             |uncompensated| PolicyConfig::TimeToQuality(TimeToQuality { uncompensated, ..TimeToQuality::default() });
+        let only = |text: &str| Config { compressors: Some(vec![text.parse().unwrap()]), ..Config::default() };
         for (key, config) in [
             ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
             ("gain_floor_margin", Config { gain_floor_margin: f64::NAN, ..Config::default() }),
@@ -250,8 +269,30 @@ mod tests {
             ("policy.uncompensated", Config { policy: lost(1.5), ..Config::default() }),
             ("policy.uncompensated", Config { policy: lost(f64::NAN), ..Config::default() }),
             ("least_steps", Config { least_steps: 0, ..Config::default() }),
+            ("compressors", Config { compressors: Some(vec![]), ..Config::default() }),
+            ("compressors", only("topk(k=*)")),
         ] {
             assert_eq!(config.check().unwrap_err().key, key);
         }
+    }
+
+    #[test]
+    fn compressors_are_kinds_or_families_and_none_is_dense_alone() {
+        let read = |text: &str| serde_json::from_str::<Config>(&format!("{{\"compressors\": {text}}}"));
+        let config = read(r#"["none", "powersgd", "u8bit", "topk(k=*)+ef(vanilla)"]"#).unwrap();
+        config.check().unwrap();
+        assert_eq!(serde_json::from_value::<Config>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+        let covers = |text: &str| config.compressors.iter().flatten().any(|x| x.covers(&text.parse().unwrap()));
+        for text in ["none", "powersgd(rank=3)+ef(vanilla)", "eightbit+ef(vanilla)", "topk(k=0.1)+ef(vanilla)"] {
+            assert!(covers(text), "{text}");
+        }
+        assert!(!covers("topk(k=*)") && !covers("fp16"));
+        let typo = read(r#"["topkk"]"#).unwrap_err().to_string();
+        assert!(typo.contains("did you mean topk?"), "{typo}");
+        let lossy = Config { compressors: Some(vec!["topk(k=*)".parse().unwrap()]), ..Config::default() };
+        assert!(lossy.check().unwrap_err().to_string().contains("+ef(vanilla)"));
+        Config { biased_without_memory: true, ..lossy }.check().unwrap();
+        let empty = Config { compressors: Some(vec![]), ..Config::default() }.check().unwrap_err().to_string();
+        assert!(empty.contains("[\"none\"] is dense alone"), "{empty}");
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
 /// Whether the job has the compressor, and policy and settings allow it.
 pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
     let (family, spec) = (x.family(), x.spec());
-    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&family));
+    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.iter().any(|x| x.covers(&family)));
     let kind = s.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
     let sound = spec.memory().is_some() || !spec.is_biased_without_memory() || s.config.biased_without_memory;
     let named = s.kinds.is_some() || s.config.compressors.is_some() || !s.offer.on_request.contains(&family);
