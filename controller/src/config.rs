@@ -418,6 +418,11 @@ mod tests {
             assert_eq!(RawConfig::parse(text).unwrap_err().to_string(), said);
         }
         assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+        let policy = |text: &str| RawConfig::parse(text).map(|config| config.planner.policy);
+        let knee = policy("[planner]\npolicy = \"knee\"").unwrap();
+        assert_eq!(knee, policy("[planner.policy]\nname = \"knee\"").unwrap());
+        let typo = policy("[planner]\npolicy = \"kneee\"").unwrap_err().to_string();
+        assert!(typo.contains("did you mean knee?"), "{typo}");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Every threshold of the planner: unit, default and reason.
 
 use crate::{Allowed, NOT_EMPTY};
-use flexcomm_domain::{CompressionRatio, Seconds, Selection};
+use flexcomm_domain::{CompressionRatio, Seconds, Selection, nearest};
 use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Most candidate ratios: with the default compressors, every collective and both worker selections some 400 strategies.
 pub const MAX_CRS: usize = 32;
@@ -13,7 +15,8 @@ pub const MAX_CRS: usize = 32;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How a point of the Pareto front is picked. Default: time-to-quality, the least time for the
-    /// progress of a dense step: what the user waits for.
+    /// progress of a dense step: what the user waits for. A name alone has its default settings.
+    #[serde(deserialize_with = "policy")]
     pub policy: PolicyConfig,
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
@@ -119,6 +122,32 @@ pub struct Config {
     pub trial_review_dense_s: Seconds,
     /// Most time one trial may take. Default 30 s.
     pub trial_budget_s: Seconds,
+}
+
+/// A policy's name, or a table of its name and settings.
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyConfig, D::Error> {
+    from.deserialize_any(PolicyVisitor)
+}
+
+struct PolicyVisitor;
+
+impl<'de> Visitor<'de> for PolicyVisitor {
+    type Value = PolicyConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a policy's name, one of {}, or a table of its name and settings", PolicyConfig::NAMES.join(", "))
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<PolicyConfig, E> {
+        PolicyConfig::by_name(name).map_err(|error| match nearest(name, &PolicyConfig::NAMES) {
+            Some(nearest) => E::custom(format!("{error}; did you mean {nearest}?")),
+            None => E::custom(error),
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<PolicyConfig, A::Error> {
+        PolicyConfig::deserialize(de::value::MapAccessDeserializer::new(table))
+    }
 }
 
 impl Default for Config {
@@ -274,6 +303,23 @@ mod tests {
         ] {
             assert_eq!(config.check().unwrap_err().key, key);
         }
+    }
+
+    #[test]
+    fn a_policy_is_its_name_or_a_table() {
+        let read = |policy: &str| serde_json::from_str::<Config>(&format!("{{\"policy\": {policy}}}"));
+        for name in PolicyConfig::NAMES {
+            let by_name = PolicyConfig::by_name(name).unwrap();
+            assert_eq!(read(&format!("{name:?}")).unwrap().policy, by_name);
+            assert_eq!(read(&format!("{{\"name\": {name:?}}}")).unwrap().policy, by_name);
+        }
+        let said = |policy: &str| read(policy).unwrap_err().to_string();
+        let (typo, table, number) = (said(r#""kneee""#), said(r#"{"name": "kneee"}"#), said("5"));
+        assert!(typo.contains("did you mean knee?"), "{typo}");
+        for error in [typo, table, number, said(r#""xyzzy""#)] {
+            assert!(PolicyConfig::NAMES.iter().all(|name| error.contains(name)), "{error}");
+        }
+        assert!(said(r#"{"name": "knee", "nonsense": 1}"#).contains("nonsense"));
     }
 
     #[test]
