@@ -2,10 +2,12 @@
 
 use axum::Json;
 use axum::extract::FromRequestParts;
+use axum::extract::path::ErrorKind;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flexcomm_wire::api::Problem;
+use std::error::Error;
 
 use crate::store::StoreError;
 
@@ -122,26 +124,38 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// What a rejection was caused by, without axum's own words around it.
+fn cause(rejection: &dyn Error) -> String {
+    rejection.source().unwrap_or(rejection).to_string()
+}
+
 impl From<JsonRejection> for ApiError {
     fn from(rejection: JsonRejection) -> Self {
-        let text = rejection.body_text();
+        let why = cause(&rejection);
         match rejection {
-            JsonRejection::JsonDataError(_) => Self::Unprocessable(text),
-            JsonRejection::MissingJsonContentType(_) => Self::MediaType(text),
-            _ => Self::BadRequest(text),
+            JsonRejection::JsonDataError(_) => Self::Unprocessable(format!("the body is not what is read here: {why}")),
+            _ => Self::BadRequest(format!("the body is not JSON: {why}")),
         }
     }
 }
 
 impl From<PathRejection> for ApiError {
     fn from(rejection: PathRejection) -> Self {
-        Self::NotFound(rejection.body_text())
+        let why = match &rejection {
+            PathRejection::FailedToDeserializePathParams(failed) => match failed.kind() {
+                ErrorKind::DeserializeError { key, value, message } => format!("{key} {value:?}: {message}"),
+                ErrorKind::InvalidUtf8InPathParam { key } => format!("{key} is not UTF-8"),
+                other => other.to_string(),
+            },
+            other => cause(other),
+        };
+        Self::NotFound(format!("the address names nothing here: {why}"))
     }
 }
 
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
-        Self::BadRequest(rejection.body_text())
+        Self::BadRequest(format!("what stands behind \"?\" is not what is read here: {}", cause(&rejection)))
     }
 }
 

@@ -463,6 +463,45 @@ async fn without_leave_nobody_shapes() {
     server.stop().await;
 }
 
+/// Whatever a request lacks: the same envelope, and a sentence that is not the framework's.
+#[tokio::test]
+async fn every_bad_request_is_a_problem_in_our_own_words() {
+    let mut s = scene().await;
+    let hello = s.a.hello();
+    s.a.report(&s.api, vec![hello]).await;
+    let policy = "/api/v1/jobs/j/policy";
+    let json = "application/json";
+    for (method, path, (kind, body), status, expected) in [
+        ("GET", "/nowhere", ("", ""), 404, "nothing is served at /nowhere"),
+        ("GET", "/api/v1/jobs/%FF", ("", ""), 404, "job is not UTF-8"),
+        ("GET", "/api/v1/jobs/a%20b", ("", ""), 404, "a b"),
+        ("GET", "/api/v1/links/a/%FF/history", ("", ""), 404, "to is not UTF-8"),
+        ("GET", "/api/v1/links/a/a%20b/history", ("", ""), 404, "a b"),
+        ("GET", "/api/v1/jobs/j/history?limit=x", ("", ""), 400, "limit: invalid digit"),
+        ("GET", "/api/v1/jobs/j/history?nonsense=1", ("", ""), 400, "`nonsense`, expected `limit` or `before`"),
+        ("DELETE", "/api/v1/nodes", ("", ""), 405, "openapi.json"),
+        ("POST", policy, (json, "{}"), 405, "openapi.json"),
+        ("PUT", policy, ("text/plain", "{}"), 415, "Content-Type: application/json"),
+        ("PUT", policy, (json, ""), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{"), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{\"kinds\": null} x"), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{\"kinds\": 5}"), 422, "the body is not what is read here: kinds: invalid type"),
+        ("POST", "/api/v1/jobs/j/trials", (json, "{\"candidates\": [5]}"), 422, "candidates[0]"),
+        ("POST", "/api/v1/agents/a/heartbeat", (json, "{}"), 422, "missing field"),
+        ("POST", "/api/v1/agents/%FF/heartbeat", (json, "{}"), 404, "node is not UTF-8"),
+    ] {
+        let request = s.api.client.request(method.parse().unwrap(), format!("{}{path}", s.api.url));
+        let request = request.bearer_auth(TOKEN).header("content-type", kind).body(body);
+        let said = problem(request.send().await.unwrap(), status).await;
+        let detail = said["detail"].as_str().unwrap();
+        assert!(detail.contains(expected), "{method} {path} {body}: {detail}");
+        for theirs in ["Failed to", "deserialize", "Invalid U", "target type", "Cannot parse", "Expected request"] {
+            assert!(!detail.contains(theirs), "{method} {path} {body}: {detail}");
+        }
+    }
+    s.intact().await;
+}
+
 #[tokio::test]
 async fn the_page_loads_nothing_from_elsewhere() {
     let s = scene().await;
