@@ -72,7 +72,8 @@ pub struct Config {
     pub horizon_s: Seconds,
     /// An announced decision that is not seen in force for this long no longer holds up the next. Default
     /// 30 s: a rank whose agent is gone never reports.
-    pub apply_patience_s: Seconds,
+    #[serde(alias = "apply_patience_s")]
+    pub apply_timeout_s: Seconds,
 
     /// Links with a confidence below this are not acted on, 0 to 1, but for a first decision after a trial within
     /// `max_link_age_s`. Default 0.5.
@@ -92,7 +93,8 @@ pub struct Config {
     /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that. Three
     /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`). On links that
     /// cannot be trusted, a change to the next larger ratio, whose cost the steps in force bound, waits for nothing else.
-    pub guard_patience_s: Seconds,
+    #[serde(alias = "guard_patience_s")]
+    pub guard_timeout_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,
     /// A gain in force is believed after 1/CR steps, when the residual has settled, but after so many at most. Default
@@ -172,13 +174,13 @@ impl Default for Config {
             dwell_s: seconds(10.0),
             switch_cost_s: seconds(0.5),
             horizon_s: seconds(300.0),
-            apply_patience_s: seconds(30.0),
+            apply_timeout_s: seconds(30.0),
             least_confidence: 0.5,
             max_link_age_s: seconds(120.0),
             guard_margin: 0.5,
             guard_floor_s: seconds(0.002),
             guard_dense_margin: 0.2,
-            guard_patience_s: seconds(10.0),
+            guard_timeout_s: seconds(10.0),
             least_steps: 10,
             settle_steps: 250,
             block_s: seconds(300.0),
@@ -207,6 +209,9 @@ pub struct ConfigError {
 }
 
 impl Config {
+    /// Keys as releases before called them, which are still read.
+    pub const FORMER_KEYS: [&str; 2] = ["apply_patience_s", "guard_patience_s"];
+
     /// Names the first value out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let share = |key, value: f64, least: f64, most: f64, allowed| {
@@ -282,6 +287,10 @@ mod tests {
         let typo = serde_json::from_str::<Config>("{\"dwel_s\": 3}").unwrap_err().to_string();
         assert!(typo.contains("dwel_s") && typo.contains("dwell_s"), "{typo}");
         assert!(serde_json::from_str::<Config>("{\"dwell_s\": -3}").is_err());
+        for former in Config::FORMER_KEYS {
+            let config = serde_json::from_str::<Config>(&format!("{{\"{former}\": 77.0}}")).unwrap();
+            assert!(config.apply_timeout_s.get() == 77.0 || config.guard_timeout_s.get() == 77.0, "{former}");
+        }
     }
 
     #[test]

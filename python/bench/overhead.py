@@ -148,9 +148,9 @@ def compared(ours, theirs):
     # Without the tenths at both ends: what another process takes in a round is not ours. Its error by the usual formula for
     # trimmed means: what was cut off counts as the last that was not.
     cut = len(ratios) // 10
-    middle = ratios[cut : len(ratios) - cut]
-    mean = statistics.fmean(middle)
-    squares = sum((r - mean) ** 2 for r in middle) + cut * sum((end - mean) ** 2 for end in (middle[0], middle[-1]))
+    kept = ratios[cut : len(ratios) - cut]
+    mean = statistics.fmean(kept)
+    squares = sum((r - mean) ** 2 for r in kept) + cut * sum((end - mean) ** 2 for end in (kept[0], kept[-1]))
     error = math.sqrt(squares / (len(ratios) - 1) / len(ratios)) / (1 - 2 * cut / len(ratios))
     return math.expm1(mean) * 100, error * 100
 

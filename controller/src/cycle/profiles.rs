@@ -45,7 +45,7 @@ pub fn profiles(
     (Profiles { by_selector, measured_at, tried_at, ended_at, long_run }, times)
 }
 
-/// Measured seconds over the table's: the middle.
+/// Measured seconds over the table's: the median.
 fn speed(
     times: &Times,
     size: (u64, usize),

@@ -56,8 +56,8 @@ fn micros(value: Option<f64>) -> String {
 /// Median of (age in ms, value) that are younger than `set_for`, or, in parentheses, of the older ones.
 fn measured(all: impl Iterator<Item = (f64, f64)>, set_for: std::time::Duration, show: fn(f64) -> String) -> String {
     let (new, old): (Vec<_>, Vec<_>) = all.partition(|(age_ms, _)| *age_ms < set_for.as_secs_f64() * 1e3);
-    let middle = |of: Vec<(f64, f64)>| median(of.into_iter().map(|(_, value)| value).collect());
-    match (middle(new), middle(old)) {
+    let of_values = |of: Vec<(f64, f64)>| median(of.into_iter().map(|(_, value)| value).collect());
+    match (of_values(new), of_values(old)) {
         (Some(value), _) => show(value),
         (None, Some(value)) => format!("({})", show(value)),
         (None, None) => "-".into(),

@@ -103,7 +103,7 @@ fn moved_since(s: &Snapshot, b: &Blocked, now: Timestamp) -> bool {
     let least = if late { (1.0 + s.config.link_change).min(2.0) } else { 2.0 } * (1.0 - TOLERANCE);
     let factor = |a: f64, b: f64| a.max(b) / a.min(b);
     let latency = |a: f64, b: f64| factor(a, b) >= least && (a - b).abs() >= s.config.latency_floor_s.get();
-    let (alpha, beta) = costs::middle(&links.matrix);
+    let (alpha, beta) = costs::means(&links.matrix);
     let ((_, worst_alpha), (_, worst_beta)) = costs::extremes(&links.matrix);
     latency(before.alpha_mean_s, alpha)
         || latency(before.alpha_worst_s, worst_alpha)
