@@ -106,7 +106,7 @@ pub(super) async fn decision(State(app): Shared, Job(JobRow { job, .. }): Job) -
 
 pub(super) async fn history(State(app): Shared, Query(page): Query<Page>, Job(row): Job) -> Answer<Vec<HistoryEntry>> {
     let rows = app.store.history(&row.job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
-    Ok(Json(rows.iter().map(|(row, seed, report)| views::history(row, *seed, report)).collect()))
+    Ok(Json(rows.iter().map(views::history).collect()))
 }
 
 /// The last look at the job, also when it changed nothing.
