@@ -47,13 +47,22 @@ impl Clock {
 pub fn rfc3339(at: Timestamp) -> String {
     let (seconds, micros) = (at.0 / 1_000_000, at.0 % 1_000_000);
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
+    let Date { year, month, day } = civil(days);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{micros:06}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// Year, month and day of a count of days since 1970-01-01, in the Gregorian calendar: a year is counted
+/// In the Gregorian calendar.
+struct Date {
+    year: u64,
+    /// From 1.
+    month: u64,
+    /// From 1.
+    day: u64,
+}
+
+/// The date of a count of days since 1970-01-01: a year is counted
 /// from March, so that the leap day is its last.
-fn civil(days: u64) -> (u64, u64, u64) {
+fn civil(days: u64) -> Date {
     let z = days + 719_468;
     let (era, of_era) = (z / 146_097, z % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -61,7 +70,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = (5 * of_year + 2) / 153;
     let day = of_year - (153 * shifted + 2) / 5 + 1;
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+    Date { year: year_of_era + era * 400 + u64::from(month <= 2), month, day }
 }
 
 #[cfg(test)]

@@ -353,6 +353,7 @@ fn unknown_key(given: &serde_json::Value, known: &serde_json::Value, path: &str)
         match known.get(key) {
             Some(_) if full == FREE => {}
             Some(inner) => unknown_key(value, inner, &format!("{full}."))?,
+            None if path == "planner." && flexcomm_planner::Config::FORMER_KEYS.contains(&key.as_str()) => {}
             None => {
                 let keys: Vec<&str> = known.keys().map(String::as_str).collect();
                 let nearest = nearest(key, &keys).map(|nearest| format!("{path}{nearest}"));
@@ -418,6 +419,18 @@ mod tests {
             assert_eq!(RawConfig::parse(text).unwrap_err().to_string(), said);
         }
         assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+        let policy = |text: &str| RawConfig::parse(text).map(|config| config.planner.policy);
+        let knee = policy("[planner]\npolicy = \"knee\"").unwrap();
+        assert_eq!(knee, policy("[planner.policy]\nname = \"knee\"").unwrap());
+        let typo = policy("[planner]\npolicy = \"kneee\"").unwrap_err().to_string();
+        assert!(typo.contains("did you mean knee?"), "{typo}");
+    }
+
+    #[test]
+    fn keys_of_releases_before_are_read() {
+        let config = RawConfig::parse("[planner]\napply_patience_s = 7.0\nguard_patience_s = 8.0").unwrap();
+        assert_eq!((config.planner.apply_timeout_s.get(), config.planner.guard_timeout_s.get()), (7.0, 8.0));
+        assert!(RawConfig::parse("apply_patience_s = 7.0").is_err());
     }
 
     #[test]

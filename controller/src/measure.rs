@@ -101,7 +101,7 @@ pub struct Doubted {
 
 /// What ranks claim of the same thing, as one value that no minority moves: the median. Of an even number of claims rank 0's
 /// counts twice, as its orders are the ones that count.
-pub fn middle(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
+pub fn median_of_ranks(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
     let claims: Vec<(u32, f64)> = claims.into_iter().collect();
     let again = claims.iter().find(|(rank, _)| *rank == 0 && claims.len().is_multiple_of(2)).copied();
     let mut sorted: Vec<f64> = claims.iter().copied().chain(again).map(|(_, value)| value).collect();
@@ -109,9 +109,9 @@ pub fn middle(claims: impl IntoIterator<Item = (u32, f64)>) -> Option<f64> {
     sorted.get(sorted.len().checked_sub(1)? / 2).copied()
 }
 
-/// The largest of what ranks claim of what all wait for, but what exceeds their [`middle`] by more than [`APART`].
+/// The largest of what ranks claim of what all wait for, but what exceeds their [`median_of_ranks`] by more than [`APART`].
 pub fn slowest(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64> {
-    let most = APART * middle(claims.clone())?;
+    let most = APART * median_of_ranks(claims.clone())?;
     claims.map(|(_, us)| us).filter(|us| *us <= most).max_by(f64::total_cmp)
 }
 
@@ -138,10 +138,10 @@ fn credible(value: f64, of: f64) -> bool {
     value <= CREDIBLE * of && value * CREDIBLE >= of
 }
 
-/// The step that a job is at: the [`middle`] of its ranks' newest.
+/// The step that a job is at: the [`median_of_ranks`] of its ranks' newest.
 pub fn job_step(spans: &BTreeMap<u32, StepSpan>) -> Option<u64> {
     // Steps are below 2^53, which every report is checked for.
-    middle(spans.iter().map(|(rank, span)| (*rank, span.newest.0 as f64))).map(|step| step as u64)
+    median_of_ranks(spans.iter().map(|(rank, span)| (*rank, span.newest.0 as f64))).map(|step| step as u64)
 }
 
 /// Of the ranks that are expected to report, those whose newest steps are not those that the job is at: far ahead or behind,
@@ -179,7 +179,7 @@ pub fn doubted(rows: &[StepRow], spans: &BTreeMap<u32, StepSpan>) -> Vec<Doubted
     });
     // Of one rank alone the clock is no second opinion: it counts pauses between epochs as steps.
     let clock = median(clocks).filter(|_| claims.len() > 1).map(|us| (u32::MAX, us));
-    let Some(job_us) = middle(claims.iter().copied().chain(clock)) else { return Vec::new() };
+    let Some(job_us) = median_of_ranks(claims.iter().copied().chain(clock)) else { return Vec::new() };
     let ms = |us: f64| us * 1e-3;
     let steps = claims.iter().filter(|(_, us)| !credible(*us, job_us));
     let steps = steps
@@ -228,10 +228,10 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
     })
 }
 
-/// The mean of what lies within [`CREDIBLE`] of the [`middle`].
+/// The mean of what lies within [`CREDIBLE`] of the [`median_of_ranks`].
 fn agreeing_mean(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64> {
-    let middle = middle(claims.clone())?;
-    let near: Vec<f64> = claims.map(|(_, value)| value).filter(|value| credible(*value, middle)).collect();
+    let median = median_of_ranks(claims.clone())?;
+    let near: Vec<f64> = claims.map(|(_, value)| value).filter(|value| credible(*value, median)).collect();
     Some(near.iter().sum::<f64>() / near.len() as f64)
 }
 
@@ -514,12 +514,12 @@ pub(crate) mod tests {
 
     #[test]
     fn of_an_even_number_of_claims_rank_0s_counts_twice() {
-        assert_eq!(middle([]), None);
-        assert_eq!(middle([(0, 1.0), (1, 9.0)]), Some(1.0));
-        assert_eq!(middle([(0, 9.0), (1, 1.0)]), Some(9.0));
-        assert_eq!(middle([(1, 9.0), (2, 1.0)]), Some(1.0));
-        assert_eq!(middle([(0, 9.0), (1, 1.0), (2, 2.0)]), Some(2.0));
-        assert_eq!(middle([(0, 9.0), (1, 1.0), (2, 2.0), (3, 3.0)]), Some(3.0));
+        assert_eq!(median_of_ranks([]), None);
+        assert_eq!(median_of_ranks([(0, 1.0), (1, 9.0)]), Some(1.0));
+        assert_eq!(median_of_ranks([(0, 9.0), (1, 1.0)]), Some(9.0));
+        assert_eq!(median_of_ranks([(1, 9.0), (2, 1.0)]), Some(1.0));
+        assert_eq!(median_of_ranks([(0, 9.0), (1, 1.0), (2, 2.0)]), Some(2.0));
+        assert_eq!(median_of_ranks([(0, 9.0), (1, 1.0), (2, 2.0), (3, 3.0)]), Some(3.0));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub struct Blocked {
     /// Not chosen before this; once past, since when no failure has been forgotten.
     pub until: Timestamp,
     /// How many times it was rolled back, less what is forgotten.
-    #[serde(rename = "strikes")]
+    #[serde(alias = "strikes")]
     pub failures: u32,
     /// What was measured, in words.
     pub why: String,
@@ -346,7 +346,7 @@ mod tests {
 
     /// Three failures: blocked for 25 s; after its end forgotten one by one after 25, 20 and 10 s.
     #[test]
-    fn strikes_are_forgotten_after_as_long_as_their_block_took() {
+    fn failures_are_forgotten_after_as_long_as_their_block_took() {
         let mut memory = Memory::default();
         for _ in 0..3 {
             memory.block(failed("topk@0.01/allgather", Scope::Collective), at(0.0), &config());
@@ -429,7 +429,7 @@ mod tests {
         /// Whatever failed whenever: after rests of twice the longest block nothing is held against it, failures that count never
         /// outnumber those that were, and a block is as long as they say.
         #[test]
-        fn strikes_decay(rests in prop::collection::vec(0.0..80.0f64, 1..40)) {
+        fn failures_decay(rests in prop::collection::vec(0.0..80.0f64, 1..40)) {
             let (mut memory, mut now, config) = (Memory::default(), 0.0, config());
             for (failures, rest) in rests.iter().enumerate() {
                 now += rest;

@@ -20,10 +20,10 @@ pub(crate) fn solve(s: &Snapshot, costs: &Costs, rng: &mut (impl RngCore + ?Size
         .iter()
         .filter(|family| family.has_ratio())
         .filter_map(|c| Some((*c, one(s, costs, (*c, &space), seed)?)));
-    let priced = solved.map(|(c, x)| (score(&x).filter(|v| v.is_finite()), c, x));
-    let cost = |p: &(Option<f64>, Family, BucketSolution)| p.0.unwrap_or(f64::INFINITY);
-    let (score, compressor, best) = priced.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
-    Some(report(score, compressor, &best, seed))
+    let cost = |(_, x): &(Family, BucketSolution)| score(x).filter(|v| v.is_finite());
+    let order = |x: &(Family, BucketSolution)| cost(x).unwrap_or(f64::INFINITY);
+    let best = solved.min_by(|a, b| order(a).total_cmp(&order(b)))?;
+    Some(report(cost(&best), best.0, &best.1, seed))
 }
 
 fn one(s: &Snapshot, costs: &Costs, (compressor, space): (Family, &Space), seed: u64) -> Option<BucketSolution> {

@@ -1,10 +1,69 @@
 //! Which compressors that a job offers are candidates, and why the others are not.
 
 use crate::Snapshot;
+use flexcomm_domain::spec::SpecError;
 use flexcomm_domain::{CompressorKind, Family};
 use flexcomm_optimizer::Space;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
+
+/// Why a list of what may be used cannot be empty; completes "... is an empty list, allowed is ...".
+pub const NOT_EMPTY: &str = "one compressor or more; [\"none\"] is dense alone";
+
+/// An entry of `planner.compressors`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Allowed {
+    /// A name alone, with any parameters and memory: what a job's policy lists.
+    Kind(CompressorKind),
+    /// This one: `powersgd(rank=2)+ef(vanilla)`.
+    Family(Box<Family>),
+}
+
+impl Allowed {
+    /// Whether it allows this one.
+    pub fn covers(&self, family: &Family) -> bool {
+        match self {
+            Self::Kind(kind) => *kind == CompressorKind::from(family),
+            Self::Family(own) => **own == *family,
+        }
+    }
+}
+
+impl FromStr for Allowed {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        match text.contains(['(', '+']) {
+            true => text.parse().map(Box::new).map(Self::Family),
+            false => text.parse().map(Self::Kind),
+        }
+    }
+}
+
+impl TryFrom<String> for Allowed {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map_err(|error: SpecError| format!("failed to {error}"))
+    }
+}
+
+impl From<Allowed> for String {
+    fn from(allowed: Allowed) -> Self {
+        allowed.to_string()
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kind(kind) => kind.fmt(f),
+            Self::Family(family) => family.fmt(f),
+        }
+    }
+}
 
 /// Why a compressor that the job offers is no candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +99,7 @@ impl fmt::Display for LeftOut {
 impl Snapshot {
     /// Why a compressor is no candidate; none where it is one as soon as the job offers it.
     pub fn left_out(&self, family: &Family) -> Option<LeftOut> {
-        let listed = self.config.compressors.as_ref().is_none_or(|only| only.contains(family));
+        let listed = self.config.compressors.as_ref().is_none_or(|only| only.iter().any(|x| x.covers(family)));
         let allowed = self.kinds.as_ref().is_none_or(|only| only.contains(&CompressorKind::from(family)));
         let biased = family.any().is_biased_without_memory() && !self.config.biased_without_memory;
         let named = self.config.compressors.is_some() || self.kinds.is_some();
@@ -52,6 +111,21 @@ impl Snapshot {
             (biased, LeftOut::Biased),
         ];
         reasons.into_iter().find_map(|(holds, why)| holds.then_some(why))
+    }
+
+    /// Why nothing of a kind can be decided, and what to do; none where something can, and of dense.
+    pub fn kind_left_out(&self, kind: CompressorKind) -> Option<String> {
+        let own: Vec<&Family> =
+            self.offer.codecs.keys().filter(|family| CompressorKind::from(*family) == kind).collect();
+        let reasons: Vec<LeftOut> = own.iter().filter_map(|family| self.left_out(family)).collect();
+        if kind.name() == "none" || reasons.len() < own.len() {
+            return None;
+        }
+        if let (Some(family), Some(why)) = (own.first(), reasons.first()) {
+            return Some(format!("trainers offer {family}, but {why}"));
+        }
+        let why = kind.not_offered().map_or(String::new(), |why| format!(" by itself, since {why}"));
+        Some(format!("no trainer of the job offers it{why}: name it with its parameters in attach(candidates=[...])"))
     }
 
     /// The candidates: what the job offers and its policy and the settings allow.

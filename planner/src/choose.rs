@@ -75,7 +75,7 @@ pub(crate) fn next(s: &Snapshot, m: &Memory, costs: &Costs, found: &[Trigger], n
         );
     }
     let applied = s.in_force.as_ref().is_none_or(|f| f.applied_at_step.is_some());
-    if !applied && since < s.config.apply_patience_s.get() {
+    if !applied && since < s.config.apply_timeout_s.get() {
         return deferred(Keep::NotApplied, format!("version {} is not in force on every rank yet", s.version()));
     }
     if let Some(what) = contradicted(costs).filter(|_| costs.offered && current.score.is_some()) {

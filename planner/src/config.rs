@@ -1,8 +1,11 @@
 //! Every threshold of the planner: unit, default and reason.
 
-use flexcomm_domain::{CompressionRatio, Family, Seconds, Selection};
+use crate::{Allowed, NOT_EMPTY};
+use flexcomm_domain::{CompressionRatio, Seconds, Selection, nearest};
 use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Most candidate ratios: with the default compressors, every collective and both worker selections some 400 strategies.
 pub const MAX_CRS: usize = 32;
@@ -12,13 +15,14 @@ pub const MAX_CRS: usize = 32;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How a point of the Pareto front is picked. Default: time-to-quality, the least time for the
-    /// progress of a dense step: what the user waits for.
+    /// progress of a dense step: what the user waits for. A name alone has its default settings.
+    #[serde(deserialize_with = "policy")]
     pub policy: PolicyConfig,
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
-    /// Compressors that may be chosen, without their ratios: `topk(k=*)+ef(vanilla)` or shortly `topk`, `fp16`,
-    /// `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
-    pub compressors: Option<Vec<Family>>,
+    /// Compressors that may be chosen: `topk`, `fp16`, `powersgd` with any parameters and memory, or one without its ratio,
+    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
+    pub compressors: Option<Vec<Allowed>>,
     /// Whether biased compressors without error feedback (`topk(k=*)`) are candidates where the job offers them. Default false:
     /// what they leave out of a step never arrives, and training may end elsewhere. Casts to half precision are not meant.
     pub biased_without_memory: bool,
@@ -68,7 +72,8 @@ pub struct Config {
     pub horizon_s: Seconds,
     /// An announced decision that is not seen in force for this long no longer holds up the next. Default
     /// 30 s: a rank whose agent is gone never reports.
-    pub apply_patience_s: Seconds,
+    #[serde(alias = "apply_patience_s")]
+    pub apply_timeout_s: Seconds,
 
     /// Links with a confidence below this are not acted on, 0 to 1, but for a first decision after a trial within
     /// `max_link_age_s`. Default 0.5.
@@ -88,7 +93,8 @@ pub struct Config {
     /// links of yesterday makes it worse. After `max_link_age_s` the guard no longer waits for that. Three
     /// times as long where the way back sends more. Nor does it act while links move (`links_settle_s`). On links that
     /// cannot be trusted, a change to the next larger ratio, whose cost the steps in force bound, waits for nothing else.
-    pub guard_patience_s: Seconds,
+    #[serde(alias = "guard_patience_s")]
+    pub guard_timeout_s: Seconds,
     /// Medians over fewer steps than this are not used, neither by the guard nor for the gain. Default 10.
     pub least_steps: u64,
     /// A gain in force is believed after 1/CR steps, when the residual has settled, but after so many at most. Default
@@ -120,6 +126,32 @@ pub struct Config {
     pub trial_budget_s: Seconds,
 }
 
+/// A policy's name, or a table of its name and settings.
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyConfig, D::Error> {
+    from.deserialize_any(PolicyVisitor)
+}
+
+struct PolicyVisitor;
+
+impl<'de> Visitor<'de> for PolicyVisitor {
+    type Value = PolicyConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a policy's name, one of {}, or a table of its name and settings", PolicyConfig::NAMES.join(", "))
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<PolicyConfig, E> {
+        PolicyConfig::by_name(name).map_err(|error| match nearest(name, &PolicyConfig::NAMES) {
+            Some(nearest) => E::custom(format!("{error}; did you mean {nearest}?")),
+            None => E::custom(error),
+        })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<PolicyConfig, A::Error> {
+        PolicyConfig::deserialize(de::value::MapAccessDeserializer::new(table))
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         let seconds = |s: f64| Seconds::new(s).unwrap_or(Seconds::ZERO);
@@ -142,13 +174,13 @@ impl Default for Config {
             dwell_s: seconds(10.0),
             switch_cost_s: seconds(0.5),
             horizon_s: seconds(300.0),
-            apply_patience_s: seconds(30.0),
+            apply_timeout_s: seconds(30.0),
             least_confidence: 0.5,
             max_link_age_s: seconds(120.0),
             guard_margin: 0.5,
             guard_floor_s: seconds(0.002),
             guard_dense_margin: 0.2,
-            guard_patience_s: seconds(10.0),
+            guard_timeout_s: seconds(10.0),
             least_steps: 10,
             settle_steps: 250,
             block_s: seconds(300.0),
@@ -177,6 +209,9 @@ pub struct ConfigError {
 }
 
 impl Config {
+    /// Keys as releases before called them, which are still read.
+    pub const FORMER_KEYS: [&str; 2] = ["apply_patience_s", "guard_patience_s"];
+
     /// Names the first value out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let share = |key, value: f64, least: f64, most: f64, allowed| {
@@ -209,7 +244,24 @@ impl Config {
             let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
             return Err(ConfigError { key: "selections", value, allowed });
         }
+        self.check_compressors()?;
         self.check_crs()
+    }
+
+    fn check_compressors(&self) -> Result<(), ConfigError> {
+        let refuse = |value: String, allowed| Err(ConfigError { key: "compressors", value, allowed });
+        let Some(compressors) = &self.compressors else { return Ok(()) };
+        if compressors.is_empty() {
+            return refuse("an empty list".to_owned(), NOT_EMPTY);
+        }
+        let lossy = |x: &&Allowed| matches!(x, Allowed::Family(family) if family.any().is_biased_without_memory());
+        match compressors.iter().find(lossy).filter(|_| !self.biased_without_memory) {
+            Some(lossy) => refuse(
+                lossy.to_string(),
+                "only with biased_without_memory = true, since what it leaves out is lost: add +ef(vanilla)",
+            ),
+            None => Ok(()),
+        }
     }
 
     fn check_crs(&self) -> Result<(), ConfigError> {
@@ -235,12 +287,17 @@ mod tests {
         let typo = serde_json::from_str::<Config>("{\"dwel_s\": 3}").unwrap_err().to_string();
         assert!(typo.contains("dwel_s") && typo.contains("dwell_s"), "{typo}");
         assert!(serde_json::from_str::<Config>("{\"dwell_s\": -3}").is_err());
+        for former in Config::FORMER_KEYS {
+            let config = serde_json::from_str::<Config>(&format!("{{\"{former}\": 77.0}}")).unwrap();
+            assert!(config.apply_timeout_s.get() == 77.0 || config.guard_timeout_s.get() == 77.0, "{former}");
+        }
     }
 
     #[test]
     fn nonsense_is_refused_by_name() {
         let lost =
             |uncompensated| PolicyConfig::TimeToQuality(TimeToQuality { uncompensated, ..TimeToQuality::default() });
+        let only = |text: &str| Config { compressors: Some(vec![text.parse().unwrap()]), ..Config::default() };
         for (key, config) in [
             ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
             ("gain_floor_margin", Config { gain_floor_margin: f64::NAN, ..Config::default() }),
@@ -250,8 +307,47 @@ mod tests {
             ("policy.uncompensated", Config { policy: lost(1.5), ..Config::default() }),
             ("policy.uncompensated", Config { policy: lost(f64::NAN), ..Config::default() }),
             ("least_steps", Config { least_steps: 0, ..Config::default() }),
+            ("compressors", Config { compressors: Some(vec![]), ..Config::default() }),
+            ("compressors", only("topk(k=*)")),
         ] {
             assert_eq!(config.check().unwrap_err().key, key);
         }
+    }
+
+    #[test]
+    fn a_policy_is_its_name_or_a_table() {
+        let read = |policy: &str| serde_json::from_str::<Config>(&format!("{{\"policy\": {policy}}}"));
+        for name in PolicyConfig::NAMES {
+            let by_name = PolicyConfig::by_name(name).unwrap();
+            assert_eq!(read(&format!("{name:?}")).unwrap().policy, by_name);
+            assert_eq!(read(&format!("{{\"name\": {name:?}}}")).unwrap().policy, by_name);
+        }
+        let said = |policy: &str| read(policy).unwrap_err().to_string();
+        let (typo, table, number) = (said(r#""kneee""#), said(r#"{"name": "kneee"}"#), said("5"));
+        assert!(typo.contains("did you mean knee?"), "{typo}");
+        for error in [typo, table, number, said(r#""xyzzy""#)] {
+            assert!(PolicyConfig::NAMES.iter().all(|name| error.contains(name)), "{error}");
+        }
+        assert!(said(r#"{"name": "knee", "nonsense": 1}"#).contains("nonsense"));
+    }
+
+    #[test]
+    fn compressors_are_kinds_or_families_and_none_is_dense_alone() {
+        let read = |text: &str| serde_json::from_str::<Config>(&format!("{{\"compressors\": {text}}}"));
+        let config = read(r#"["none", "powersgd", "u8bit", "topk(k=*)+ef(vanilla)"]"#).unwrap();
+        config.check().unwrap();
+        assert_eq!(serde_json::from_value::<Config>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+        let covers = |text: &str| config.compressors.iter().flatten().any(|x| x.covers(&text.parse().unwrap()));
+        for text in ["none", "powersgd(rank=3)+ef(vanilla)", "eightbit+ef(vanilla)", "topk(k=0.1)+ef(vanilla)"] {
+            assert!(covers(text), "{text}");
+        }
+        assert!(!covers("topk(k=*)") && !covers("fp16"));
+        let typo = read(r#"["topkk"]"#).unwrap_err().to_string();
+        assert!(typo.contains("did you mean topk?"), "{typo}");
+        let lossy = Config { compressors: Some(vec!["topk(k=*)".parse().unwrap()]), ..Config::default() };
+        assert!(lossy.check().unwrap_err().to_string().contains("+ef(vanilla)"));
+        Config { biased_without_memory: true, ..lossy }.check().unwrap();
+        let empty = Config { compressors: Some(vec![]), ..Config::default() }.check().unwrap_err().to_string();
+        assert!(empty.contains("[\"none\"] is dense alone"), "{empty}");
     }
 }

@@ -76,7 +76,7 @@ pub(crate) fn judge(
     let timeout = match &judgement {
         Judgement::Roll(r) if !r.by_steps && costs.sends_more(&r.to) => DOUBT,
         _ => 1.0,
-    } * s.config.guard_patience_s.get();
+    } * s.config.guard_timeout_s.get();
     let by_steps = matches!(&judgement, Judgement::Roll(r) if r.by_steps);
     let links_known = || memory.unsteady(&s.config, now).is_none() && measured_within(s, lasted);
     let due = lasted.get() >= timeout && (by_steps || links_known());

@@ -55,7 +55,7 @@ pub struct Memory {
     pub profile_at: Option<Timestamp>,
     /// A better strategy was found but deferred (dwell, not yet applied), or the guard has just rolled back:
     /// look again.
-    #[serde(rename = "held_back")]
+    #[serde(alias = "held_back")]
     pub deferred: Option<DeferredChange>,
     /// How many times in a row that everything was solved an alternative was better by the small margin.
     pub leads: u32,
@@ -64,10 +64,10 @@ pub struct Memory {
     /// The strategy before the one in force.
     pub previous: Option<Strategy>,
     /// Since when the guard has seen a regression without a break, and under which decision.
-    #[serde(rename = "complaint")]
+    #[serde(alias = "complaint")]
     pub regression: Option<Regression>,
     /// The decision that the guard has already judged and left in force, so that it says so once.
-    #[serde(rename = "guard_spoke")]
+    #[serde(alias = "guard_spoke")]
     pub judged: Option<Version>,
     /// What the newest decision was made for, until its settled steps have kept it.
     pub promise: Option<Promise>,
@@ -323,6 +323,20 @@ mod tests {
     use super::*;
     use flexcomm_domain::Link;
     use proptest::prelude::{prop_assert, proptest};
+
+    #[test]
+    fn what_releases_before_remembered_is_read() {
+        let text = r#"{"held_back":{"margin":0.1,"cause":"links"},"complaint":{"version":3,"since":5},"guard_spoke":2,
+            "blocked":[{"strategy":"none/dense-ring","scope":"collective","until":9,"strikes":4,"why":"slow"}]}"#;
+        let memory: Memory = serde_json::from_str(text).unwrap();
+        assert_eq!((memory.deferred.as_ref().unwrap().cause.as_str(), memory.judged), ("links", Some(Version(2))));
+        assert_eq!((memory.regression.unwrap().version, memory.blocked[0].failures), (Version(3), 4));
+        let now = serde_json::to_string(&memory).unwrap();
+        for former in ["held_back", "complaint", "guard_spoke", "strikes"] {
+            assert!(!now.contains(former), "{now}");
+        }
+        assert_eq!(serde_json::from_str::<Memory>(&now).unwrap(), memory);
+    }
 
     #[test]
     fn a_clock_that_jumped_back_leaves_nothing_in_the_future() {

@@ -35,7 +35,7 @@ pub enum Trigger {
         to_s: f64,
     },
     /// A better strategy was deferred the last time, or the guard has rolled back: due now.
-    #[serde(rename = "held-back")]
+    #[serde(alias = "held-back")]
     Deferred {
         /// What had moved, in words.
         cause: String,
@@ -142,4 +142,16 @@ fn gain(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<Trigger> {
     let reference = memory.gain.filter(|g| g.version == measured.version)?;
     let (from, to) = (reference.gain.get(), measured.gain.get());
     (relative(from, to) >= s.config.gain_change).then_some(Trigger::Gain { from, to })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_triggers_of_releases_before_are_read() {
+        let found: Trigger = serde_json::from_str(r#"{"kind":"held-back","cause":"links"}"#).unwrap();
+        assert_eq!(found, Trigger::Deferred { cause: "links".to_owned() });
+        assert!(serde_json::to_string(&found).unwrap().contains("\"deferred\""));
+    }
 }

@@ -21,8 +21,28 @@ pub struct Model {
     pub keep_s: f64,
     /// gain(c) = c^exponent; the exponent over the course of training.
     pub gain: GainCourse,
-    /// What each collective takes besides its model: (fixed seconds, factor of latency, factor of bandwidth).
-    pub hidden: BTreeMap<Collective, (f64, f64, f64)>,
+    /// What each collective takes besides its model.
+    pub hidden: BTreeMap<Collective, Hidden>,
+}
+
+/// What a collective really takes, by the terms of the model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hidden {
+    /// Seconds, whatever is sent.
+    pub fixed_s: f64,
+    /// Factor of the latency term.
+    pub latency: f64,
+    /// Factor of the bandwidth term.
+    pub bandwidth: f64,
+}
+
+impl Hidden {
+    /// As modelled.
+    pub const NONE: Self = Self::new(0.0, 1.0, 1.0);
+
+    const fn new(fixed_s: f64, latency: f64, bandwidth: f64) -> Self {
+        Self { fixed_s, latency, bandwidth }
+    }
 }
 
 /// How much compression loses over the course of training: much at first, less later, more again for a
@@ -51,8 +71,12 @@ impl GainCourse {
     }
 }
 
-/// The paper's table of dense step times is from 8 workers at 4 ms and 20 Gbit/s.
-const PAPER: (f64, f64, f64) = (8.0, 0.004, 20e9);
+/// The paper's table of dense step times is from so many workers,
+const PAPER_RANKS: f64 = 8.0;
+/// ... at this latency, in seconds,
+const PAPER_ALPHA_S: f64 = 0.004;
+/// ... and this bandwidth, in bit/s.
+const PAPER_BANDWIDTH_BPS: f64 = 20e9;
 
 impl Model {
     /// One of the paper's four: `resnet18`, `resnet50`, `alexnet`, `vit`. The compute time is what the dense
@@ -65,7 +89,7 @@ impl Model {
             "vit" => (86.57e6, 0.475),
             _ => return None,
         };
-        let (n, alpha, bandwidth) = PAPER;
+        let (n, alpha, bandwidth) = (PAPER_RANKS, PAPER_ALPHA_S, PAPER_BANDWIDTH_BPS);
         let ring = 2.0 * (n - 1.0) * alpha + 2.0 * (n - 1.0) / n * 4.0 * params * 8.0 / bandwidth;
         Some(Self {
             name: name.to_owned(),
@@ -76,11 +100,11 @@ impl Model {
             keep_s: 2e-9,
             gain: GainCourse { early: 0.20, late: 0.10, bump: 0.05 },
             hidden: BTreeMap::from([
-                (Collective::DenseRing, (0.0003, 1.1, 1.05)),
-                (Collective::DenseTree, (0.0003, 1.0, 1.15)),
-                (Collective::Allgather, (0.0004, 1.2, 1.10)),
-                (Collective::ArtRing, (0.0006, 1.1, 1.05)),
-                (Collective::ArtTree, (0.0006, 1.05, 1.10)),
+                (Collective::DenseRing, Hidden::new(0.0003, 1.1, 1.05)),
+                (Collective::DenseTree, Hidden::new(0.0003, 1.0, 1.15)),
+                (Collective::Allgather, Hidden::new(0.0004, 1.2, 1.10)),
+                (Collective::ArtRing, Hidden::new(0.0006, 1.1, 1.05)),
+                (Collective::ArtTree, Hidden::new(0.0006, 1.05, 1.10)),
             ]),
         })
     }

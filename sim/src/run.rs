@@ -344,8 +344,10 @@ impl<'a> Player<'a> {
 /// What breaks in an epoch is slower from now on.
 fn break_things(world: &mut World, breakages: &[Breakage], epoch: u32) {
     for b in breakages.iter().filter(|b| b.epoch == epoch) {
-        if let Some((fixed, a, beta)) = world.model.hidden.get_mut(&b.collective) {
-            (*fixed, *a, *beta) = (*fixed * b.factor, *a * b.factor, *beta * b.factor);
+        if let Some(hidden) = world.model.hidden.get_mut(&b.collective) {
+            hidden.fixed_s *= b.factor;
+            hidden.latency *= b.factor;
+            hidden.bandwidth *= b.factor;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The true network and job, and the noisy view of them that a controller has.
 
-use crate::model::Model;
+use crate::model::{Hidden, Model};
 use flexcomm_domain::{
     CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
@@ -111,8 +111,8 @@ impl World {
     pub fn truth(&self, strategy: &Strategy, matrix: &LinkMatrix, progress: f64) -> Truth {
         let load = Load { values: self.model.values, codec: Self::codec() };
         let path = terms(strategy, &load, matrix);
-        let (fixed, a, b) = self.model.hidden.get(&strategy.collective()).copied().unwrap_or((0.0, 1.0, 1.0));
-        let t_sync = fixed + a * path.alpha_s + b * path.beta_s;
+        let hidden = self.model.hidden.get(&strategy.collective()).copied().unwrap_or(Hidden::NONE);
+        let t_sync = hidden.fixed_s + hidden.latency * path.alpha_s + hidden.bandwidth * path.beta_s;
         let t_comp = self.model.t_comp(strategy);
         let t_step = self.model.compute_s + t_comp + t_sync;
         let unbiased = strategy.spec().typical_variance(self.model.values).map(|variance| 1.0 / (1.0 + variance));

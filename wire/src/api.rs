@@ -121,10 +121,30 @@ pub struct JobView {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobPolicy {
-    /// Kinds of compressors that decisions and trials may use, such as `topk`, `fp16`, `powersgd`, with any parameters; null or
-    /// absent: all, and of an empty list none. Dense is always allowed.
-    #[serde(default)]
+    /// Kinds of compressors that decisions and trials may use, such as `topk`, `fp16`, `powersgd`, with any parameters; null: all,
+    /// `["none"]`: dense alone, which is always allowed. Must be there.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub kinds: Option<Vec<String>>,
+}
+
+/// Answer to `PUT /api/v1/jobs/{id}/policy`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicySet {
+    /// What counts from now on, by the names that compressors have here; null: all.
+    pub kinds: Option<Vec<String>>,
+    /// Kinds that are listed and no candidates as things are.
+    pub not_offered: Vec<NotOffered>,
+    /// What cannot be said yet, as a sentence.
+    pub note: Option<String>,
+}
+
+/// A kind of compressors that a job's policy lists and that cannot be decided.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NotOffered {
+    /// Which.
+    pub kind: String,
+    /// Why not, and what to do, as a sentence.
+    pub why: String,
 }
 
 /// A node whose reports on one matter are not counted.

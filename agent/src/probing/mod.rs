@@ -247,6 +247,14 @@ struct Tests {
     quit: Arc<AtomicBool>,
 }
 
+/// A test that may begin.
+struct Prepared {
+    peer: EchoPeer,
+    plan: Plan,
+    /// Of the budget.
+    held: Held,
+}
+
 /// A test that brought nothing, and how many bytes it spent at most.
 struct Failed {
     why: String,
@@ -269,7 +277,7 @@ impl Tests {
     async fn run(mut self, mut grants: mpsc::Receiver<(Instant, ThroughputGrant)>) {
         while let Some((received, grant)) = grants.recv().await {
             let report = match self.prepare(received, &grant) {
-                Ok((peer, plan, held)) => {
+                Ok(Prepared { peer, plan, held }) => {
                     self.store().await;
                     let outcome = self.measure(peer, plan).await;
                     let report = report(&grant, &outcome);
@@ -287,7 +295,7 @@ impl Tests {
     }
 
     /// Whether and how a grant is used.
-    fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<(EchoPeer, Plan, Held), Failed> {
+    fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<Prepared, Failed> {
         let peer = lock(&self.links).peer(&grant.peer);
         let peer = peer.ok_or_else(|| Failed::before("the peer is not in the probe plan"))?;
         let left_s = grant.valid_ms as f64 * 1e-3 - received.elapsed().as_secs_f64() - MARGIN_S;
@@ -298,7 +306,7 @@ impl Tests {
         let plan = Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(Failed::before)?;
         let held = self.budget.hold(self.began.elapsed().as_secs_f64(), grant.budget_bytes / 2);
         let held = held.map_err(|wait| Failed::before(format!("probe_share is used up for {wait:.0} s")))?;
-        Ok((peer, plan, held))
+        Ok(Prepared { peer, plan, held })
     }
 
     async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {

@@ -4,10 +4,9 @@ use axum::Json;
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use flexcomm_domain::spec::SpecError;
 use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{one_of_each, thinned};
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, RunView, TrialView};
+use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, TrialView};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use crate::cycle::{RecentSteps, gather, recent_steps};
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
 use crate::measure;
 use crate::missing::Sight;
-use crate::policy;
+use crate::policy::{self, PolicyError};
 use crate::store::{Deletion, JobRow, NewTrial};
 
 fn unknown(job: &JobId) -> ApiError {
@@ -107,7 +106,7 @@ pub(super) async fn decision(State(app): Shared, Job(JobRow { job, .. }): Job) -
 
 pub(super) async fn history(State(app): Shared, Query(page): Query<Page>, Job(row): Job) -> Answer<Vec<HistoryEntry>> {
     let rows = app.store.history(&row.job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
-    Ok(Json(rows.iter().map(|(row, seed, report)| views::history(row, *seed, report)).collect()))
+    Ok(Json(rows.iter().map(views::history).collect()))
 }
 
 /// The last look at the job, also when it changed nothing.
@@ -153,18 +152,15 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
 }
 
 /// Sets what a job may use, from the next look on; it stays for later runs under the name.
-pub(super) async fn set_policy(
-    State(app): Shared,
-    Path(job): Path<JobId>,
-    Body(asked): Body<JobPolicy>,
-) -> Answer<JobPolicy> {
-    let refused = |e: SpecError| ApiError::Unprocessable(format!("failed to {e}"));
+pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<JobPolicy>) -> Answer<PolicySet> {
+    let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
     let kinds = policy::asked(&asked).map_err(refused)?;
-    if !app.store.put_policy(&job, &kinds).await? {
-        return Err(unknown(&job));
+    let answer = policy::answer(&kinds, gather(&app, &row).await?.snapshot).map_err(refused)?;
+    if !app.store.put_policy(&row.job, &kinds).await? {
+        return Err(unknown(&row.job));
     }
     app.wake.notify_one();
-    Ok(Json(policy::shown(&kinds)))
+    Ok(Json(answer))
 }
 
 /// Body of a request for a trial: `{}` for the default candidates.

@@ -2,10 +2,12 @@
 
 use axum::Json;
 use axum::extract::FromRequestParts;
+use axum::extract::path::ErrorKind;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flexcomm_wire::api::Problem;
+use std::error::Error;
 
 use crate::store::StoreError;
 
@@ -59,22 +61,38 @@ impl From<StoreError> for ApiError {
     }
 }
 
+/// What a problem is made of.
+struct Parts {
+    status: StatusCode,
+    kind: &'static str,
+    title: &'static str,
+    detail: String,
+}
+
+impl Parts {
+    fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: String) -> Self {
+        Self { status, kind, title, detail }
+    }
+}
+
 impl ApiError {
-    fn parts(self) -> (StatusCode, &'static str, &'static str, String) {
+    fn parts(self) -> Parts {
         match self {
-            Self::BadRequest(d) => (StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", d),
+            Self::BadRequest(d) => Parts::new(StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", d),
             Self::Unauthorized(d) => {
-                (StatusCode::UNAUTHORIZED, "unauthorized", "The cluster's token is needed", d.to_owned())
+                Parts::new(StatusCode::UNAUTHORIZED, "unauthorized", "The cluster's token is needed", d.to_owned())
             }
-            Self::NotFound(d) => (StatusCode::NOT_FOUND, "not-found", "There is no such thing", d),
-            Self::Method => (
+            Self::NotFound(d) => Parts::new(StatusCode::NOT_FOUND, "not-found", "There is no such thing", d),
+            Self::Method => Parts::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method-not-allowed",
                 "This address takes another method",
                 "see GET /api/v1/openapi.json".to_owned(),
             ),
-            Self::Conflict(d) => (StatusCode::CONFLICT, "conflict", "The request is at odds with what is there", d),
-            Self::Host(host) => (
+            Self::Conflict(d) => {
+                Parts::new(StatusCode::CONFLICT, "conflict", "The request is at odds with what is there", d)
+            }
+            Self::Host(host) => Parts::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 "host",
                 "The controller is not known by this name",
@@ -84,23 +102,29 @@ impl ApiError {
                      would read what is served here)"
                 ),
             ),
-            Self::TooLarge(most) => (
+            Self::TooLarge(most) => Parts::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "too-large",
                 "The body is too large",
                 format!("a body here has at most {most} bytes; send less at once"),
             ),
-            Self::MediaType(d) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not JSON", d),
-            Self::Unprocessable(d) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A value is not valid", d),
-            Self::Unavailable(d) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Try again in a moment", d),
-            Self::Internal(d) => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "A fault of the controller", d),
+            Self::MediaType(d) => Parts::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not JSON", d),
+            Self::Unprocessable(d) => {
+                Parts::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A value is not valid", d)
+            }
+            Self::Unavailable(d) => {
+                Parts::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "Try again in a moment", d)
+            }
+            Self::Internal(d) => {
+                Parts::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "A fault of the controller", d)
+            }
         }
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (status, kind, title, detail) = self.parts();
+        let Parts { status, kind, title, detail } = self.parts();
         let detail: String = detail.chars().take(MAX_DETAIL).collect();
         let problem = Problem {
             kind: format!("urn:flexcomm:problem:{kind}"),
@@ -122,26 +146,38 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// What a rejection was caused by, without axum's own words around it.
+fn cause(rejection: &dyn Error) -> String {
+    rejection.source().unwrap_or(rejection).to_string()
+}
+
 impl From<JsonRejection> for ApiError {
     fn from(rejection: JsonRejection) -> Self {
-        let text = rejection.body_text();
+        let why = cause(&rejection);
         match rejection {
-            JsonRejection::JsonDataError(_) => Self::Unprocessable(text),
-            JsonRejection::MissingJsonContentType(_) => Self::MediaType(text),
-            _ => Self::BadRequest(text),
+            JsonRejection::JsonDataError(_) => Self::Unprocessable(format!("the body is not what is read here: {why}")),
+            _ => Self::BadRequest(format!("the body is not JSON: {why}")),
         }
     }
 }
 
 impl From<PathRejection> for ApiError {
     fn from(rejection: PathRejection) -> Self {
-        Self::NotFound(rejection.body_text())
+        let why = match &rejection {
+            PathRejection::FailedToDeserializePathParams(failed) => match failed.kind() {
+                ErrorKind::DeserializeError { key, value, message } => format!("{key} {value:?}: {message}"),
+                ErrorKind::InvalidUtf8InPathParam { key } => format!("{key} is not UTF-8"),
+                other => other.to_string(),
+            },
+            other => cause(other),
+        };
+        Self::NotFound(format!("the address names nothing here: {why}"))
     }
 }
 
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
-        Self::BadRequest(rejection.body_text())
+        Self::BadRequest(format!("what stands behind \"?\" is not what is read here: {}", cause(&rejection)))
     }
 }
 

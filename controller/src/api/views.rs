@@ -14,7 +14,7 @@ use crate::doubts::Doubt;
 use crate::missing::Missing;
 use crate::policy;
 use crate::presence::Seen;
-use crate::store::{DecisionRow, End, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
+use crate::store::{DecisionRow, End, HistoryRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
     let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
@@ -120,11 +120,12 @@ pub(super) fn decision(row: &DecisionRow) -> DecisionView {
     }
 }
 
-pub(super) fn history(row: &DecisionRow, seed: u64, report: &str) -> HistoryEntry {
+pub(super) fn history(entry: &HistoryRow) -> HistoryEntry {
+    let HistoryRow { row, seed, report } = entry;
     // A report that does not read back is shown as the text it is.
-    let mut report = serde_json::from_str(report).unwrap_or_else(|_| serde_json::Value::String(report.to_owned()));
+    let mut report = serde_json::from_str(report).unwrap_or_else(|_| serde_json::Value::String(report.clone()));
     if let Some(fields) = report.as_object_mut() {
-        fields.insert("seed".to_owned(), seed.into());
+        fields.insert("seed".to_owned(), (*seed).into());
     }
     HistoryEntry { decision: decision(row), report }
 }

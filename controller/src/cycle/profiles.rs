@@ -30,9 +30,9 @@ pub fn profiles(
     }
     let shown = points.iter().filter(|(_, point)| point.live.weight > 0.0).filter_map(|((selector, ratio), point)| {
         let ratio = CompressionRatio::new(f64::from_bits(*ratio)).ok()?;
-        Some((*selector, ratio, point.live.comp_us() * 1e-6))
+        Some(Shown { selector: *selector, ratio, seconds: point.live.comp_us() * 1e-6 })
     });
-    let steps = steps.map(|(strategy, seconds)| (strategy.selector(), strategy.cr(), seconds));
+    let steps = steps.map(|(strategy, seconds)| Shown { selector: strategy.selector(), ratio: strategy.cr(), seconds });
     let times = times.clone().at_speed(speed(times, size, shown.chain(steps)).unwrap_or(1.0));
     let by_selector = by_selector(&points, (&times, size));
     let newest = points.values().flat_map(|p| [p.live.id, p.shadow.id]).max();
@@ -45,15 +45,17 @@ pub fn profiles(
     (Profiles { by_selector, measured_at, tried_at, ended_at, long_run }, times)
 }
 
-/// Measured seconds over the table's: the middle.
-fn speed(
-    times: &Times,
-    size: (u64, usize),
-    shown: impl Iterator<Item = (Selector, CompressionRatio, f64)>,
-) -> Option<f64> {
-    let known = |(selector, ..): &(Selector, CompressionRatio, f64)| times.knows(selector.family);
-    let ratio =
-        |(selector, ratio, seconds): (Selector, CompressionRatio, f64)| seconds / times.t_comp(selector, ratio, size);
+/// What compressing was measured to take.
+struct Shown {
+    selector: Selector,
+    ratio: CompressionRatio,
+    seconds: f64,
+}
+
+/// Measured seconds over the table's: the median.
+fn speed(times: &Times, size: (u64, usize), shown: impl Iterator<Item = Shown>) -> Option<f64> {
+    let known = |x: &Shown| times.knows(x.selector.family);
+    let ratio = |x: Shown| x.seconds / times.t_comp(x.selector, x.ratio, size);
     median(shown.filter(known).map(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0))
 }
 

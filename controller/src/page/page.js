@@ -344,7 +344,7 @@ function alternatives(report) {
 }
 
 function trigger(t) {
-  const words = { first: "first decision", profile: "a trial brought a new profile", "held-back": "a better one was known before and not taken", review: "regular review", withdrawn: "no longer offered" };
+  const words = { first: "first decision", profile: "a trial brought a new profile", deferred: "a better one was known before and not taken", "held-back": "a better one was known before and not taken", review: "regular review", withdrawn: "no longer offered" };
   if (t.kind === "gain") return `gain moved from ${share(t.from)} to ${share(t.to)}`;
   if (t.kind === "model") return `the model's step time moved from ${seconds(t.from_s)} to ${seconds(t.to_s)}`;
   return t.what || words[t.kind] || t.kind;

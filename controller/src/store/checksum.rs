@@ -310,7 +310,7 @@ pub(super) mod tests {
         sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
         let versions = async || {
             let rows = store.history(&job(), u64::MAX, 9).await.unwrap();
-            rows.iter().map(|(row, ..)| row.decision.version.0).collect::<Vec<_>>()
+            rows.iter().map(|entry| entry.row.decision.version.0).collect::<Vec<_>>()
         };
         assert_eq!(store.decision(&job()).await.unwrap(), None);
         assert_eq!((versions().await, store.newest_version(&job()).await.unwrap()), (vec![1], Version(2)));

@@ -19,6 +19,17 @@ pub struct DecisionRow {
     pub applied_at_step: Option<u64>,
 }
 
+/// A stored decision with what it was made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HistoryRow {
+    /// The decision.
+    pub row: DecisionRow,
+    /// Of the planner's randomness.
+    pub seed: u64,
+    /// The planner's report, as it was stored.
+    pub report: String,
+}
+
 /// What a cycle of the loop wants stored in one transaction.
 #[derive(Debug, Clone)]
 pub struct NewDecision<'a> {
@@ -103,11 +114,11 @@ impl Raw {
 }
 
 impl Entry {
-    fn row(self, store: &Store) -> Result<(DecisionRow, u64, String)> {
+    fn row(self, store: &Store) -> Result<HistoryRow> {
         let Self { seed, report, report_checksum: seal, decision } = self;
         let report = Report { job: decision.job.clone(), version: decision.version, seed, report, seal };
         store.damaged.check(&report, || format!("the report of {}", decision.name()))?;
-        Ok((decision.row(store)?, seed, report.report))
+        Ok(HistoryRow { row: decision.row(store)?, seed, report: report.report })
     }
 }
 
@@ -126,7 +137,7 @@ impl Store {
 
     /// The newest `limit` decisions older than version `before`, newest first, with seed and report, without what is
     /// damaged.
-    pub async fn history(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<(DecisionRow, u64, String)>> {
+    pub async fn history(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<HistoryRow>> {
         let text = "SELECT d.*, r.seed, r.report, r.seal AS report_checksum
             FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version
             WHERE d.job = $1 AND d.version < $2 ORDER BY d.version DESC LIMIT $3";
@@ -340,10 +351,10 @@ mod tests {
             assert!(matches!(refused, Err(StoreError::Fenced { newest: 2, .. })), "{version} on {parent}: {refused:?}");
         }
         let history = store.history(&job, u64::MAX, 10).await.unwrap();
-        let versions: Vec<u64> = history.iter().map(|(row, ..)| row.decision.version.0).collect();
+        let versions: Vec<u64> = history.iter().map(|entry| entry.row.decision.version.0).collect();
         assert_eq!(versions, [2, 1]);
-        assert_eq!(history[0].0.decision, decision(2, 1));
-        assert_eq!((history[0].1, history[0].2.as_str()), (u64::MAX, "{\"a\":1}"));
+        assert_eq!(history[0].row.decision, decision(2, 1));
+        assert_eq!((history[0].seed, history[0].report.as_str()), (u64::MAX, "{\"a\":1}"));
         assert_eq!(store.decision(&job).await.unwrap().unwrap().decision.version, Version(2));
         assert_eq!(store.planner_memory(&job).await.unwrap().unwrap(), "{}");
     }
@@ -357,6 +368,6 @@ mod tests {
         }
         let history = store.history(&JobId::new("j").unwrap(), u64::MAX, 10_000).await.unwrap();
         assert_eq!(history.len() as u64, DECISIONS);
-        assert_eq!(history.last().unwrap().0.decision.version, Version(4));
+        assert_eq!(history.last().unwrap().row.decision.version, Version(4));
     }
 }

@@ -172,7 +172,7 @@ async fn store(
         ReportBody::JobSeen(r) => job_seen(db, from, &r).await,
         ReportBody::JobLeft { job, rank, run, connection_lost } => {
             let how = if connection_lost { End::ConnectionLost } else { End::Left };
-            job_left(db, from, (&job, rank, run), how).await
+            job_left(db, from, Left { job, rank, run, how }).await
         }
         ReportBody::Steps(r) => steps(db, node, r, now).await,
         ReportBody::Applied(r) => applied(db, node, &r, now).await,
@@ -304,18 +304,22 @@ async fn on_its_node(
     }
 }
 
-async fn job_left(
-    db: &mut SqliteConnection,
-    from: &Sender<'_>,
-    (job, rank, run): (&JobId, u32, Option<RunId>),
+/// A trainer that is gone.
+struct Left {
+    job: JobId,
+    rank: u32,
+    run: Option<RunId>,
     how: End,
-) -> Stored {
-    let known = on_its_node(db, from.node, (job, rank)).await?;
+}
+
+async fn job_left(db: &mut SqliteConnection, from: &Sender<'_>, left: Left) -> Stored {
+    let Left { job, rank, run, how } = left;
+    let known = on_its_node(db, from.node, (&job, rank)).await?;
     if run.is_some() && run != known.run {
         let detail = format!("rank {rank} of job {job} left a run that no longer has the job's name");
         return rejected(Reason::UnknownRank, detail);
     }
-    jobs::leave(db, (job, rank), how, from.now).await?;
+    jobs::leave(db, (&job, rank), how, from.now).await?;
     JOB
 }
 

@@ -21,7 +21,7 @@ mod trials;
 mod trim;
 mod write;
 
-pub use decisions::{DecisionRow, NewDecision};
+pub use decisions::{DecisionRow, HistoryRow, NewDecision};
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};

@@ -169,7 +169,7 @@ async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
     let mut s = scene().await;
     let path = "/api/v1/jobs/j/policy";
     problem(s.api.put(path, &json!({ "kinds": ["topk"] })).await, 404).await;
-    let hello = s.a.hello();
+    let hello = s.a.hello_with(&["topk", "eightbit+ef(vanilla)", "fp16", "signsgd"]);
     s.a.report(&s.api, vec![hello]).await;
     let policy = async |api: &Api| api.json::<Value>("/api/v1/jobs/j").await["policy"].clone();
     assert_eq!(policy(&s.api).await, json!({ "kinds": null }));
@@ -178,6 +178,14 @@ async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
         (json!({ "kinds": ["topk(k=0.1)"] }), "topk(k=0.1)"),
         (json!({ "kinds": "topk" }), "kinds"),
         (json!({ "kind": ["topk"] }), "kind"),
+        (json!({}), "missing field `kinds`"),
+        (json!({ "kinds": [] }), "[\"none\"] is dense alone, and null is all"),
+        (json!({ "kinds": ["threshold"] }), "its threshold v has the gradient's unit"),
+        (
+            json!({ "kinds": ["threshold", "onebit"] }),
+            "onebit: no trainer of the job offers it: name it with its parameters in attach(candidates=[...])",
+        ),
+        (json!({ "kinds": ["signsgd"] }), "trainers offer signsgd, but it is biased"),
     ] {
         let said = problem(s.api.put(path, &bad).await, 422).await;
         assert!(said["detail"].as_str().unwrap().contains(expected), "{said}");
@@ -185,14 +193,24 @@ async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
     assert_eq!(policy(&s.api).await, json!({ "kinds": null }), "nothing of a refused one is kept");
     let set = s.api.put(path, &json!({ "kinds": ["u8bit", "fp16", "fp16"] })).await;
     assert_eq!(set.status(), 200);
-    assert_eq!(policy(&s.api).await, json!({ "kinds": ["eightbit", "fp16"] }));
+    let kinds = json!(["eightbit", "fp16"]);
+    assert_eq!(set.json::<Value>().await.unwrap(), json!({ "kinds": kinds, "not_offered": [], "note": null }));
+    assert_eq!(policy(&s.api).await, json!({ "kinds": kinds }));
     let topk: Vec<StrategyWire> = vec!["topk@0.1/allgather".parse::<Strategy>().unwrap().into()];
     let said = problem(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidates": topk })).await, 422).await;
     assert!(said["detail"].as_str().unwrap().contains("its kind is not in the job's policy"), "{said}");
+    let some: Value = s.api.put(path, &json!({ "kinds": ["topk", "onebit"] })).await.json().await.unwrap();
+    assert_eq!((&some["kinds"], &some["not_offered"][0]["kind"]), (&json!(["onebit", "topk"]), &json!("onebit")));
+    assert!(some["not_offered"][0]["why"].as_str().unwrap().contains("attach(candidates="), "{some}");
+    assert_eq!(s.api.put(path, &json!({ "kinds": ["none"] })).await.status(), 200);
     problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 422).await;
     let lifted = s.api.put(path, &json!({ "kinds": null })).await;
     assert_eq!(lifted.status(), 200);
     assert_eq!(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidates": topk })).await.status(), 202);
+    let left = ReportBody::JobLeft { job: crate::common::job(), rank: 0, run: None, connection_lost: false };
+    s.a.report(&s.api, vec![left]).await;
+    let later: Value = s.api.put(path, &json!({ "kinds": ["onebit"] })).await.json().await.unwrap();
+    assert!(later["note"].as_str().unwrap().contains("no trainer of the job is attached"), "{later}");
     s.intact().await;
 }
 
@@ -443,6 +461,45 @@ async fn without_leave_nobody_shapes() {
     assert!(refused["detail"].as_str().unwrap().contains("scenario = false"));
     problem(api.delete("/api/v1/scenario").await, 409).await;
     server.stop().await;
+}
+
+/// Whatever a request lacks: the same envelope, and a sentence that is not the framework's.
+#[tokio::test]
+async fn every_bad_request_is_a_problem_in_our_own_words() {
+    let mut s = scene().await;
+    let hello = s.a.hello();
+    s.a.report(&s.api, vec![hello]).await;
+    let policy = "/api/v1/jobs/j/policy";
+    let json = "application/json";
+    for (method, path, (kind, body), status, expected) in [
+        ("GET", "/nowhere", ("", ""), 404, "nothing is served at /nowhere"),
+        ("GET", "/api/v1/jobs/%FF", ("", ""), 404, "job is not UTF-8"),
+        ("GET", "/api/v1/jobs/a%20b", ("", ""), 404, "a b"),
+        ("GET", "/api/v1/links/a/%FF/history", ("", ""), 404, "to is not UTF-8"),
+        ("GET", "/api/v1/links/a/a%20b/history", ("", ""), 404, "a b"),
+        ("GET", "/api/v1/jobs/j/history?limit=x", ("", ""), 400, "limit: invalid digit"),
+        ("GET", "/api/v1/jobs/j/history?nonsense=1", ("", ""), 400, "`nonsense`, expected `limit` or `before`"),
+        ("DELETE", "/api/v1/nodes", ("", ""), 405, "openapi.json"),
+        ("POST", policy, (json, "{}"), 405, "openapi.json"),
+        ("PUT", policy, ("text/plain", "{}"), 415, "Content-Type: application/json"),
+        ("PUT", policy, (json, ""), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{"), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{\"kinds\": null} x"), 400, "the body is not JSON"),
+        ("PUT", policy, (json, "{\"kinds\": 5}"), 422, "the body is not what is read here: kinds: invalid type"),
+        ("POST", "/api/v1/jobs/j/trials", (json, "{\"candidates\": [5]}"), 422, "candidates[0]"),
+        ("POST", "/api/v1/agents/a/heartbeat", (json, "{}"), 422, "missing field"),
+        ("POST", "/api/v1/agents/%FF/heartbeat", (json, "{}"), 404, "node is not UTF-8"),
+    ] {
+        let request = s.api.client.request(method.parse().unwrap(), format!("{}{path}", s.api.url));
+        let request = request.bearer_auth(TOKEN).header("content-type", kind).body(body);
+        let said = problem(request.send().await.unwrap(), status).await;
+        let detail = said["detail"].as_str().unwrap();
+        assert!(detail.contains(expected), "{method} {path} {body}: {detail}");
+        for theirs in ["Failed to", "deserialize", "Invalid U", "target type", "Cannot parse", "Expected request"] {
+            assert!(!detail.contains(theirs), "{method} {path} {body}: {detail}");
+        }
+    }
+    s.intact().await;
 }
 
 #[tokio::test]

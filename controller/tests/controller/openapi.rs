@@ -270,6 +270,10 @@ async fn answers_are_described_field_by_field() {
         seen.insert(real);
     }
     assert!(seen.len() >= 16, "{seen:?}");
+    let set = api.put("/api/v1/jobs/j/policy", &json!({ "kinds": ["topk", "onebit"] })).await;
+    let set: Value = set.json().await.unwrap();
+    assert_eq!(set["not_offered"].as_array().unwrap().len(), 1, "{set}");
+    document.check(document.named("PolicySet"), &set, Fit::Full).unwrap();
     let problem: Value = api.get("/nowhere").await.json().await.unwrap();
     document.check(document.named("Problem"), &problem, Fit::Full).unwrap();
     server.stop().await;

@@ -3,7 +3,7 @@
 
 use super::nature::{self, Nature};
 use super::params::{ANY_NUMBER, FACTOR, INSIDE_UNIT, Kind, NOT_NEGATIVE, POSITIVE, Param, SHARE};
-use super::{Class, CompressorInfo, Element, Scope, Travels};
+use super::{Class, CompressorInfo, Element, OnRequest, Scope, Travels};
 use std::ops::Bound;
 
 /// Every compressor, by class.
@@ -66,6 +66,7 @@ const fn usual(class: Class) -> CompressorInfo {
             Class::Quantization | Class::Hybrid | Class::LowRank => Scope::Tensor,
         },
         candidates: &[],
+        on_request: OnRequest::Usual,
     }
 }
 
@@ -76,6 +77,7 @@ pub static NONE: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 1.0),
     scope: Scope::Bucket,
+    on_request: OnRequest::As(&[]),
     ..usual(Class::Quantization)
 };
 
@@ -89,6 +91,7 @@ pub static ONEBIT: CompressorInfo = CompressorInfo {
         false => Nature::Biased("a sign says nothing of the magnitude"),
     },
     typical_gain: |values, typical| nature::mean_signs(values, typical).filter(|_| values.is_on(0)),
+    on_request: OnRequest::As(&["onebit(scaling=true)+ef(vanilla)"]),
     ..usual(Class::Quantization)
 };
 
@@ -151,6 +154,8 @@ pub static SIGNSGD: CompressorInfo = CompressorInfo {
     source: "Bernstein et al. 2018, signSGD, algorithm 1; majority vote: Bernstein et al. 2019, algorithm 1",
     nature: |_| Nature::Biased("a sign says nothing of the magnitude"),
     scope: Scope::Bucket,
+    // Its signs have no magnitude: error feedback would add up what they overshoot by.
+    on_request: OnRequest::As(&["signsgd"]),
     ..usual(Class::Quantization)
 };
 
@@ -161,6 +166,8 @@ pub static SIGNUM: CompressorInfo = CompressorInfo {
     params: &[Param::optional("delta", FACTOR, 0.9, "decay of the momentum")],
     nature: |_| Nature::Biased("a sign says nothing of the magnitude, and it is the momentum's"),
     scope: Scope::Bucket,
+    // Its signs have no magnitude: error feedback would add up what they overshoot by.
+    on_request: OnRequest::As(&["signum"]),
     ..usual(Class::Quantization)
 };
 
@@ -219,6 +226,7 @@ pub static LPCSVRG: CompressorInfo = CompressorInfo {
         true => Nature::Biased("what lies beyond the grid is clipped"),
         false => Nature::Unbiased(nature::lpcsvrg),
     },
+    on_request: OnRequest::As(&["lpcsvrg(bits=4)"]),
     ..usual(Class::Quantization)
 };
 
@@ -241,6 +249,7 @@ pub static DITHERING: CompressorInfo = CompressorInfo {
         Param::optional("normalize", Kind::Choice(&["max", "l2"]), 0.0, "which norm is level 1"),
     ],
     nature: |_| Nature::Unbiased(nature::dithering),
+    on_request: OnRequest::As(&["dithering(k=7)"]),
     ..usual(Class::Quantization)
 };
 
@@ -314,6 +323,7 @@ pub static THRESHOLD: CompressorInfo = CompressorInfo {
     params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
+    on_request: OnRequest::No("its threshold v has the gradient's unit"),
     ..usual(Class::Sparsification)
 };
 
@@ -454,6 +464,7 @@ pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    on_request: OnRequest::No("its threshold tau has the gradient's unit"),
     ..usual(Class::Hybrid)
 };
 
@@ -483,6 +494,7 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
     ],
     nature: nature::of_sketchml,
     scope: Scope::Bucket,
+    on_request: OnRequest::As(&["sketchml+ef(vanilla)"]),
     ..usual(Class::Hybrid)
 };
 
@@ -529,6 +541,7 @@ pub static GRADZIP: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Contractive(|_, _| 0.0),
     typical_gain: nature::gradzip,
+    on_request: OnRequest::As(&["gradzip(rank=4)+ef(vanilla)"]),
     ..usual(Class::LowRank)
 };
 
@@ -538,6 +551,7 @@ pub static ATOMO: CompressorInfo = CompressorInfo {
     source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
     params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
     nature: |_| Nature::Unbiased(nature::atomo),
+    on_request: OnRequest::As(&["atomo(budget=3)"]),
     ..usual(Class::LowRank)
 };
 
@@ -553,6 +567,7 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     typical_gain: nature::gradiveq,
+    on_request: OnRequest::As(&["gradiveq(d=64)+ef(vanilla)"]),
     ..usual(Class::LowRank)
 };
 

@@ -2,7 +2,7 @@
 
 use super::compressors::COMPRESSORS;
 use super::params::{ANY, ANY_SHARE};
-use super::{CompressorSpec, Nature, SpecError};
+use super::{CompressorInfo, CompressorSpec, Nature, OnRequest, SpecError};
 use crate::CompressionRatio;
 use crate::text::serde_as_text;
 use std::fmt;
@@ -64,20 +64,24 @@ pub fn default_compressors() -> Vec<Family> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Of the other compressors those that promise to train without a parameter being given: with their ratio open, and with error
-/// feedback, but where they are unbiased. Trainers offer them, too; they are candidates where a job's policy or the controller's
-/// settings name them.
+/// What trainers offer of the other compressors ([`OnRequest`]): candidates where a job's policy or the controller's settings
+/// name them.
 pub fn further_compressors() -> Vec<Family> {
     let others = COMPRESSORS.iter().filter(|compressor| compressor.candidates.is_empty());
-    let family = |name: &str| {
-        let open: Family = format!("{name}(k={ANY})").parse().or_else(|_| name.parse()).ok()?;
-        match open.any().nature() {
-            Nature::Biased(_) => None,
-            Nature::Unbiased(_) => Some(open),
-            _ => format!("{open}+ef(vanilla)").parse().ok(),
-        }
+    let families = |compressor: &&CompressorInfo| match compressor.on_request {
+        OnRequest::Usual => usual(compressor.name).into_iter().collect(),
+        OnRequest::As(texts) => texts.iter().filter_map(|text| text.parse().ok()).collect(),
+        OnRequest::No(_) => Vec::new(),
     };
-    others.filter_map(|compressor| family(compressor.name)).filter(|family| family.name() != "none").collect()
+    others.flat_map(families).collect()
+}
+
+fn usual(name: &str) -> Option<Family> {
+    let open: Family = format!("{name}(k={ANY})").parse().or_else(|_| name.parse()).ok()?;
+    match open.any().nature() {
+        Nature::Unbiased(_) => Some(open),
+        _ => format!("{open}+ef(vanilla)").parse().ok(),
+    }
 }
 
 impl From<CompressorSpec> for Family {
@@ -136,7 +140,25 @@ mod tests {
         for name in ["terngrad", "dgc(k=*)+ef(vanilla)", "efsignsgd+ef(vanilla)", "sketched(k=*)+ef(vanilla)"] {
             assert!(names.iter().any(|own| own == name), "{name} is not among {names:?}");
         }
-        assert!(further.iter().all(|family| !matches!(family.name(), "none" | "signsgd" | "topk")), "{names:?}");
+        assert!(further.iter().all(|family| !matches!(family.name(), "none" | "topk")), "{names:?}");
+    }
+
+    #[test]
+    fn every_compressor_is_offered_or_says_why_not() {
+        let offered: Vec<Family> = default_compressors().into_iter().chain(further_compressors()).collect();
+        for compressor in COMPRESSORS.iter().filter(|compressor| compressor.name != "none") {
+            let own: Vec<_> = offered.iter().filter(|family| family.name() == compressor.name).collect();
+            match compressor.on_request {
+                OnRequest::No(why) => assert!(own.is_empty() && !why.is_empty(), "{own:?}"),
+                OnRequest::As(texts) => assert_eq!(own.iter().map(ToString::to_string).collect::<Vec<_>>(), texts),
+                OnRequest::Usual => assert!(!own.is_empty(), "{}", compressor.name),
+            }
+            for family in own {
+                let spec = family.any().trainable().unwrap();
+                // What is biased is fed back, but for signs without a magnitude.
+                assert!(!spec.is_biased_without_memory() || family.name().starts_with("sign"), "{family}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A compressor by its name alone.
 
-use super::{CompressorInfo, Family, SpecError, find};
+use super::{CompressorInfo, Family, OnRequest, SpecError, find};
 use crate::text::serde_as_text;
 use std::fmt;
 use std::str::FromStr;
@@ -13,6 +13,15 @@ impl CompressorKind {
     /// The compressor's name.
     pub fn name(&self) -> &'static str {
         self.0.name
+    }
+
+    /// Why trainers offer it only where a script names it with its parameters (`attach(candidates=[...])`); none where they
+    /// offer it by themselves.
+    pub fn not_offered(&self) -> Option<&'static str> {
+        match self.0.on_request {
+            OnRequest::No(why) => Some(why),
+            OnRequest::Usual | OnRequest::As(_) => None,
+        }
     }
 }
 

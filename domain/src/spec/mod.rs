@@ -179,6 +179,20 @@ pub struct CompressorInfo {
     pub scope: Scope,
     /// Its families that compete by default, `k` left open as `k=*`; none where it has to be asked for.
     pub candidates: &'static [&'static str],
+    /// What trainers offer of it where it has to be asked for.
+    pub on_request: OnRequest,
+}
+
+/// What trainers offer of a compressor that does not compete by default: a candidate where a job's policy or the controller's
+/// settings name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnRequest {
+    /// Its defaults, `k` left open, with error feedback unless it is unbiased.
+    Usual,
+    /// These families.
+    As(&'static [&'static str]),
+    /// Nothing, with the reason.
+    No(&'static str),
 }
 
 impl CompressorInfo {

@@ -123,7 +123,7 @@ pub(super) fn factors(s: &Snapshot, outcome: &Outcome) -> (f64, f64) {
 }
 
 /// (mean alpha, mean beta) between different ranks.
-pub(super) fn middle(matrix: &LinkMatrix) -> (f64, f64) {
+pub(super) fn means(matrix: &LinkMatrix) -> (f64, f64) {
     let links: Vec<Link> = matrix.between().collect();
     let mean = |of: fn(&Link) -> f64| links.iter().map(of).sum::<f64>() / links.len() as f64;
     (mean(|l| l.alpha.get()), mean(|l| 8.0 / l.bandwidth.get()))

@@ -52,7 +52,7 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
 /// Whether the job has the compressor, and policy and settings allow it.
 pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
     let (family, spec) = (x.family(), x.spec());
-    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.contains(&family));
+    let enabled = s.config.compressors.as_ref().is_none_or(|only| only.iter().any(|x| x.covers(&family)));
     let kind = s.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
     let sound = spec.memory().is_some() || !spec.is_biased_without_memory() || s.config.biased_without_memory;
     let named = s.kinds.is_some() || s.config.compressors.is_some() || !s.offer.on_request.contains(&family);
@@ -103,7 +103,7 @@ fn moved_since(s: &Snapshot, b: &Blocked, now: Timestamp) -> bool {
     let least = if late { (1.0 + s.config.link_change).min(2.0) } else { 2.0 } * (1.0 - TOLERANCE);
     let factor = |a: f64, b: f64| a.max(b) / a.min(b);
     let latency = |a: f64, b: f64| factor(a, b) >= least && (a - b).abs() >= s.config.latency_floor_s.get();
-    let (alpha, beta) = costs::middle(&links.matrix);
+    let (alpha, beta) = costs::means(&links.matrix);
     let ((_, worst_alpha), (_, worst_beta)) = costs::extremes(&links.matrix);
     latency(before.alpha_mean_s, alpha)
         || latency(before.alpha_worst_s, worst_alpha)

@@ -65,7 +65,7 @@ fn what_the_job_cannot_run() {
         let collective = o.report.chosen.collective();
         s.offer.collectives.retain(|c| *c != collective);
     });
-    spoilt("offered", |s, _| s.config.compressors = Some(vec![]));
+    spoilt("offered", |s, _| s.config.compressors = Some(vec!["none".parse().unwrap()]));
 }
 
 #[test]

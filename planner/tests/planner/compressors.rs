@@ -159,6 +159,30 @@ fn what_is_offered_on_request_is_a_candidate_where_policy_or_settings_name_it() 
     assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [false, false, true]);
 }
 
+/// Onebit, gradzip and the rest of the registry; signs without a magnitude where biased compressors are allowed.
+#[test]
+fn every_compressor_offered_on_request_is_tried_and_decided_where_the_policy_names_it_and_costs_nothing_else() {
+    for family in flexcomm_domain::further_compressors() {
+        let mut job = Job::new();
+        job.s.config.biased_without_memory = family.name().starts_with("sign");
+        job.s.profiles = Default::default();
+        job.s.offer.codecs = [(family, CodecBytes { value_bytes: 0.02, ..CodecBytes::DENSE })].into();
+        job.s.offer.on_request = [family].into();
+        job.network(0.001, 40e6);
+        let outcome = job.call();
+        assert!(
+            outcome.trial.is_none() && outcome.report.alternatives.iter().all(|a| a.strategy.is_dense()),
+            "{family}"
+        );
+        job.s.kinds = Some([(&family).into()].into());
+        assert!(is_candidate(&mut job, &family.to_string()), "{family}");
+        let mut job = Job { s: job.s, ..Job::new() };
+        job.wait(1000.0);
+        let asked = job.call().trial.map(|trial| trial.candidates).unwrap_or_default();
+        assert!(!asked.is_empty() && asked.iter().all(|x| x.family() == family), "{family}: {asked:?}");
+    }
+}
+
 #[test]
 fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     let mut job = with_quantizers();

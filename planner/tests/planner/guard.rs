@@ -94,9 +94,9 @@ fn steps_that_are_slow_because_the_network_changed_wait_for_the_probes() {
 
 /// A network that falls to a 25th, whose probes go on all the time but see it 4 s late, and a guard that does not wait for
 /// as long: when the guard acted and when the strategy that is best on the new network came, in seconds.
-fn fall_seen_late(mut job: Job, patience_s: f64) -> (u32, u32, Job) {
+fn fall_seen_late(mut job: Job, timeout_s: f64) -> (u32, u32, Job) {
     job.s.config.links_settle_s = seconds(2.0);
-    job.s.config.guard_patience_s = seconds(patience_s);
+    job.s.config.guard_timeout_s = seconds(timeout_s);
     job.call();
     assert!(!job.strategy().is_dense());
     job.wait(60.0);
@@ -131,8 +131,8 @@ fn fall_seen_late(mut job: Job, patience_s: f64) -> (u32, u32, Job) {
 #[test]
 fn what_was_blamed_for_a_fall_that_the_probes_saw_late_is_back_as_soon_as_they_did() {
     // What is left is slower than dense on the new network, or it is dense alone.
-    for (job, patience_s) in [(Job::new(), 2.0), (with_allgather_alone(), 1.0)] {
-        let (blamed, back, job) = fall_seen_late(job, patience_s);
+    for (job, timeout_s) in [(Job::new(), 2.0), (with_allgather_alone(), 1.0)] {
+        let (blamed, back, job) = fall_seen_late(job, timeout_s);
         // Links have to be steady for 2 s after the probes' news at 4 s.
         assert!((1..4).contains(&blamed) && (4..=7).contains(&back), "blamed after {blamed} s, back after {back} s");
         assert!(job.s.memory.blocked.is_empty(), "{:?}", job.s.memory.blocked);

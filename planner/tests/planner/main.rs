@@ -1,6 +1,7 @@
 //! What `decide` answers, and what the checker holds against it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod benefit_bound;
 mod calibration;
 mod checker;
 mod common;
@@ -8,6 +9,5 @@ mod compressors;
 mod decisions;
 mod floor;
 mod guard;
-mod headroom;
 mod long_run;
 mod properties;

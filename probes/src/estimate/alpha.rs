@@ -33,8 +33,16 @@ const LEAST_CLEAN: usize = 5;
 pub(super) struct AlphaEstimator {
     window_s: f64,
     samples: VecDeque<(f64, f64)>,
-    /// (start, end, upper bound of alpha).
-    busy: VecDeque<(f64, f64, Option<f64>)>,
+    busy: VecDeque<Busy>,
+}
+
+/// A transfer, while which echoes queue.
+#[derive(Debug, Clone, Copy)]
+struct Busy {
+    start: f64,
+    end: f64,
+    /// Upper bound of alpha, seconds.
+    bound: Option<f64>,
 }
 
 impl AlphaEstimator {
@@ -53,9 +61,10 @@ impl AlphaEstimator {
     }
 
     pub(super) fn transfer(&mut self, at: f64, transfer: &Transfer) {
-        self.busy.push_back((at - transfer.seconds(), at, transfer.alpha_bound()));
+        let start = at - transfer.seconds();
+        self.busy.push_back(Busy { start, end: at, bound: transfer.alpha_bound() });
         let window = self.window_s;
-        while self.busy.len() > MAX_BUSY || self.busy.front().is_some_and(|(_, end, _)| at - end > window) {
+        while self.busy.len() > MAX_BUSY || self.busy.front().is_some_and(|busy| at - busy.end > window) {
             self.busy.pop_front();
         }
     }
@@ -69,7 +78,7 @@ impl AlphaEstimator {
     pub(super) fn estimate(&self, at: f64) -> Option<Known> {
         let mut newest = self.samples.back()?.0;
         let recent = self.recent(at);
-        let is_clean = |t: f64| !self.busy.iter().any(|(start, end, _)| *start <= t && t <= *end);
+        let is_clean = |t: f64| !self.busy.iter().any(|busy| busy.start <= t && t <= busy.end);
         let clean: Vec<f64> = recent.iter().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
         let all: Vec<f64> = recent.iter().map(|(_, rtt)| *rtt).collect();
         let mut cluster = lowest(&all, RULE)?;
@@ -106,8 +115,8 @@ impl AlphaEstimator {
 
     /// The second lowest bound of recent transfers: one may be a misread clock, two agree.
     fn bound(&self, at: f64) -> Option<f64> {
-        let recent = self.busy.iter().filter(|(_, end, _)| at - end <= self.window_s);
-        let mut bounds: Vec<f64> = recent.filter_map(|(_, _, bound)| *bound).collect();
+        let recent = self.busy.iter().filter(|busy| at - busy.end <= self.window_s);
+        let mut bounds: Vec<f64> = recent.filter_map(|busy| busy.bound).collect();
         bounds.sort_by(f64::total_cmp);
         bounds.get(1).copied()
     }

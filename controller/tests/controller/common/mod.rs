@@ -224,6 +224,20 @@ impl Agent {
     }
 
     pub fn hello(&self) -> ReportBody {
+        self.hello_with(&["topk"])
+    }
+
+    pub fn hello_with(&self, compressors: &[&str]) -> ReportBody {
+        let codec = |text: &&str| CodecInfo {
+            compressor: (*text).to_owned(),
+            header_bytes: 16,
+            index_bytes: 4.0,
+            index_coding: None,
+            value_bytes: 4.0,
+            rounds: 1,
+            times: None,
+            on_request: false,
+        };
         ReportBody::JobSeen(JobSeen {
             job: job(),
             run: self.run,
@@ -231,16 +245,7 @@ impl Agent {
             world: WORLD,
             gradient_values: VALUES,
             backend: "lab-tcp".into(),
-            codecs: vec![CodecInfo {
-                compressor: "topk".into(),
-                header_bytes: 16,
-                index_bytes: 4.0,
-                index_coding: None,
-                value_bytes: 4.0,
-                rounds: 1,
-                times: None,
-                on_request: false,
-            }],
+            codecs: compressors.iter().map(codec).collect(),
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
         })
     }
