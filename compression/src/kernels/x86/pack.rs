@@ -1,5 +1,6 @@
 //! Codes of w bits, 64 at a time: their w bits side by side are 8 w bytes.
 
+use super::super::places::{Packed, Places};
 use super::{load, store};
 use std::arch::x86_64::*;
 
@@ -47,23 +48,62 @@ pub(crate) fn pack(codes: &[u8], width: u32, out: &mut [u8]) -> usize {
     LANES * groups.len()
 }
 
+/// Spreads the codes of a width over a vector's bytes.
+#[derive(Clone, Copy)]
+struct Spread {
+    order: __m512i,
+    /// Where in its word each code begins.
+    places: __m512i,
+    mask: u64,
+    /// A code's bits.
+    code: __m512i,
+}
+
+impl Spread {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn new(w: usize) -> Self {
+        Self {
+            order: load(&unpack_order(w)),
+            places: load(&std::array::from_fn::<u8, LANES, _>(|lane| (lane % 8 * w) as u8)),
+            mask: first_bytes(w),
+            code: _mm512_set1_epi8((u8::MAX >> (8 - w)) as i8),
+        }
+    }
+
+    /// The codes of 8 w bytes; above them in each byte are bits of others.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn codes(self, from: &[u8]) -> __m512i {
+        assert!(from.len() as u32 >= self.mask.count_ones(), "bytes of 64 codes");
+        // SAFETY: the mask has 8 w bits, and as many bytes are there.
+        let bits = unsafe { _mm512_maskz_loadu_epi8(self.mask, from.as_ptr().cast()) };
+        _mm512_multishift_epi64_epi8(self.places, _mm512_permutexvar_epi8(self.order, bits))
+    }
+}
+
 /// Unpacks whole vectors; answers how many codes, and the largest.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(crate) fn unpack(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) {
     let w = width as usize;
     let (groups, _) = codes.as_chunks_mut::<LANES>();
-    let (order, mask) = (load(&unpack_order(w)), first_bytes(w));
-    // Where in its word each code begins.
-    let places = load(&std::array::from_fn::<u8, LANES, _>(|lane| (lane % 8 * w) as u8));
-    let code = _mm512_set1_epi8((u8::MAX >> (8 - w)) as i8);
-    let mut most = _mm512_setzero_si512();
+    let (spread, mut most) = (Spread::new(w), _mm512_setzero_si512());
     for (group, from) in groups.iter_mut().zip(packed.chunks_exact(8 * w)) {
-        // SAFETY: the mask has 8 w bits, and as many bytes are there.
-        let bits = unsafe { _mm512_maskz_loadu_epi8(mask, from.as_ptr().cast()) };
-        let bits = _mm512_multishift_epi64_epi8(places, _mm512_permutexvar_epi8(order, bits));
-        let bits = _mm512_and_si512(bits, code);
+        let bits = _mm512_and_si512(spread.codes(from), spread.code);
         most = _mm512_max_epu8(most, bits);
         store(group, bits);
     }
     (LANES * groups.len(), load::<[u8; LANES], _>(&most).into_iter().fold(0, u8::max))
+}
+
+/// Places of codes that are not that of 0 among whole vectors; answers of how many codes, and how many places.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,bmi1,popcnt")]
+pub(crate) fn places(packed: Packed<'_>, to: &mut Places) -> (usize, usize) {
+    let (w, groups) = (packed.width as usize, packed.n / LANES);
+    let (spread, zeros, mut count) = (Spread::new(w), _mm512_set1_epi8(packed.zero as i8), 0);
+    for (i, from) in packed.bytes.chunks_exact(8 * w).take(groups).enumerate() {
+        let others = _mm512_test_epi8_mask(_mm512_xor_si512(spread.codes(from), zeros), spread.code);
+        count = to.push(count, LANES * i, others);
+    }
+    (LANES * groups, count)
 }
