@@ -7,7 +7,7 @@ pub(crate) const SPAN: usize = 4096;
 
 /// Places in a span: a buffer that is kept. Behind the last there is room for a whole group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places([u16; SPAN + GROUP]);
+pub(crate) struct Places(pub(super) [u16; SPAN + GROUP]);
 
 /// Codes whose places are stored together.
 pub(super) const GROUP: usize = 64;
@@ -16,7 +16,7 @@ impl Places {
     /// Before any was found.
     pub(crate) const NONE: Self = Self([0; SPAN + GROUP]);
 
-    /// Appends, behind `count` places, those of the set bits of 64 codes from `first` on; answers how many there are now.
+    /// Stores, behind `count` places, those of the set bits of 64 from `first` on; answers how many there are now.
     #[inline(always)]
     pub(super) fn push(&mut self, count: usize, first: usize, mut set: u64) -> usize {
         let (end, Some(room)) = (count + set.count_ones() as usize, self.0[count..].first_chunk_mut::<GROUP>()) else {

@@ -196,7 +196,7 @@ impl<'a> BitReader<'a> {
 }
 
 /// Bits of a [`BitReader`] in a register, so that no code waits for a load that waits for the code before it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {
     /// What does not fit.
     bytes: &'a [u8],

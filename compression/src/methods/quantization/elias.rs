@@ -4,7 +4,7 @@
 use super::levels::{BLOCK, Rule};
 use crate::Kernel;
 use crate::codec::{ReadError, Target};
-use crate::kernels::{Packed, Places, SPAN};
+use crate::kernels::{Packed, Places, SPAN, by_width};
 use crate::wire::{BitReader, BitRoom, BitWriter, Code, Window, delta_bits, first_delta, first_gamma, gamma_bits};
 
 /// Which of Elias' codes distances and magnitudes are in.
@@ -160,7 +160,9 @@ impl Encoder<'_> {
             }
             let span = packed.part(first, SPAN);
             let found = kernel.places(span, places);
-            bits.in_room(found.len() * MOST_BYTES, |room| before = code(elias, (span, first), (found, before), room));
+            bits.in_room(found.len() * MOST_BYTES, |room| {
+                before = by_width!(span.width, code(elias, (span, first), (found, before), room));
+            });
         }
         elias.put(&mut bits, packed.n as u64 + 1 - before);
         let bytes = bits.bytes();
@@ -171,19 +173,19 @@ impl Encoder<'_> {
 
 /// Codes of the values at some places of a span, whose first is number `first`; the last coded one was the `before`-th.
 /// Answers which the last one is now.
-#[inline(always)]
-fn code(
+fn code<const W: usize>(
     elias: Elias,
     (span, first): (Packed<'_>, usize),
     (places, mut before): (&[u16], u64),
     room: &mut BitRoom<'_>,
 ) -> u64 {
-    let (Tables { distances, levels }, mask) = (elias.tables(), u8::MAX >> (8 - span.width));
+    let (Tables { distances, levels }, mask) = (elias.tables(), u8::MAX >> (8 - W));
+    let levels = &levels[MOST - usize::from(span.zero)..];
     for place in places {
-        let (number, bit) = ((first + usize::from(*place)) as u64 + 1, usize::from(*place) * span.width as usize);
-        let pair = [span.bytes[bit / 8], span.bytes.get(bit / 8 + 1).copied().unwrap_or(0)];
-        let level = (u16::from_le_bytes(pair) >> (bit % 8)) as u8 & mask;
-        let level = levels[usize::from(level) + MOST - usize::from(span.zero)].code();
+        let (number, bit) = ((first + usize::from(*place)) as u64 + 1, usize::from(*place) * W);
+        let next = if 8 % W == 0 { 0 } else { span.bytes.get(bit / 8 + 1).copied().unwrap_or(0) };
+        let level = (u16::from_le_bytes([span.bytes[bit / 8], next]) >> (bit % 8)) as u8 & mask;
+        let level = levels[usize::from(level)].code();
         let code = match distances.get((number - before) as usize) {
             Some(distance) => distance.code().then(level),
             None => {
@@ -218,8 +220,14 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
         let (mut place, end) = (0, out.len() as u64 + 1);
         let (mut opened, mut step, mut cleared) = (0, 0.0, if fresh { 0 } else { out.len() });
         let [below, above] = [self.zero, self.most - self.zero].map(u64::from);
-        let mut window = bits.window();
+        let (mut window, mut ones) = (bits.window(), [0.0; 2]);
         loop {
+            // As far as nothing else is to be done, which hangs on the place.
+            let ready = if below.min(above) == 0 { 0 } else { out.len().min(opened).min(cleared) };
+            place = match elias {
+                Elias::Gamma => add_ones(first_gamma, &mut window, (place, ones), &mut out[..ready]),
+                Elias::Delta => add_ones(first_delta, &mut window, (place, ones), &mut out[..ready]),
+            };
             let filled = window.refill();
             let word = window.bits();
             let (mut gap, gap_bits) = elias.first(word);
@@ -252,6 +260,8 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
             while opened <= at {
                 step = self.steps.next().unwrap_or(0.0);
                 opened += self.bucket;
+                ones =
+                    [self.zero.wrapping_add(1), self.zero.wrapping_sub(1)].map(|code| self.rule.relative(code) * step);
             }
             // Block by block, which then are in the first-level cache.
             if cleared <= at {
@@ -267,6 +277,32 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
         out[cleared..].fill(0.0);
         bits.finish("codes")
     }
+}
+
+/// Adds values of levels 1 and −1 as long as there are no others and they lie within `out`, from behind the `place`-th on;
+/// answers which the last one is now.
+#[inline(always)]
+fn add_ones(
+    first: impl Fn(u64) -> (u64, u32),
+    from: &mut Window<'_>,
+    (mut place, ones): (u64, [f32; 2]),
+    out: &mut [f32],
+) -> u64 {
+    let mut window = *from;
+    while window.refill() {
+        let (gap, width) = first(window.bits());
+        // A sign, and the code of 1.
+        let behind = window.bits().wrapping_shr(width);
+        if width + 2 > Window::LEAST || behind & 2 == 0 {
+            break;
+        }
+        let Some(to) = out.get_mut((place + gap) as usize - 1) else { break };
+        *to += ones[behind as usize & 1];
+        window.skip(width + 2);
+        place += gap;
+    }
+    *from = window;
+    place
 }
 
 #[cfg(test)]
