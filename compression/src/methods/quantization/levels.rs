@@ -377,6 +377,8 @@ impl<R: Rule> Bucketed<R> {
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
         let (mut step, mut rule, mut table) = (0.0, self.scheme.rule(0.0, random), None);
+        // A table for each bucket takes as long as some tens of values.
+        let is_tabled = self.scheme.levels() <= TABLED as u64 && self.bucket >= 2 * TABLED;
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {
             let codes = &mut self.codes[..block.len()];
@@ -389,7 +391,7 @@ impl<R: Rule> Bucketed<R> {
                     step = multiplier(scale, (norm, self.scheme.step(norm)), self.scheme.most())?;
                     rule = self.scheme.rule(norm, random);
                     let value = |code| rule.relative(code as u8) * step;
-                    table = (self.scheme.levels() <= TABLED as u64).then(|| std::array::from_fn(value));
+                    table = is_tabled.then(|| std::array::from_fn(value));
                 }
                 let (codes, out) = (&codes[from..to], &mut block[from..to]);
                 let done = table.map_or(0, |table| context.kernel.add_codes::<FRESH>(codes, &table, out));
@@ -448,6 +450,9 @@ impl<R: Rule> Codes<'_, R> {
         let (before, end) = ((self.first.wrapping_neg() % 64) as usize, self.x.len());
         let before = before.min(end);
         let start = self.part(0, before).rest(kernel, Some(0), [0.0; 64]);
+        if before == end {
+            return start;
+        }
         let Codes { rule, random, x, first, codes, words } = self.part(before, end);
         let (mut squares, values) = ([0.0; 64], Rounded { random, x, first, width: 8, codes, words });
         let (done, whole) = at_once(kernel, rule, values, &mut squares);
