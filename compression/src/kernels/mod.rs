@@ -7,6 +7,7 @@ mod halves;
 mod nearest;
 mod packing;
 mod partition;
+mod places;
 mod portable;
 mod rounding;
 mod signs;
@@ -23,6 +24,7 @@ pub(crate) use halves::{Half, NARROWED};
 pub(crate) use nearest::{Even, Lines};
 pub(crate) use packing::{Pack, Unpack, by_width};
 pub(crate) use partition::Columns;
+pub(crate) use places::{Packed, Places, SPAN};
 pub(crate) use portable::energy;
 pub(crate) use rounding::{Rounded, Rounding, Squares, Steps, TABLED, Words, total};
 pub(crate) use signs::Decayed;
@@ -205,18 +207,22 @@ mod tests {
             let out = kernel.feed(Feed { gradient, added: Some(added), floor }, &mut found);
             let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&compensated), bits(&sum), "{kernel:?}");
-            check_found(kernel, (&sum, floor, limit), (out, &found));
+            check_found(kernel, Wanted { sum: &sum, floor, limit }, out, &found);
             found.reset(limit);
             let out = scan(kernel, &sum, floor, &mut found);
-            check_found(kernel, (&sum, floor, limit), (out, &found));
+            check_found(kernel, Wanted { sum: &sum, floor, limit }, out, &found);
         }
     }
 
-    fn check_found(
-        kernel: Kernel,
-        (sum, floor, limit): (&[f32], Option<u32>, usize),
-        (out, found): (PassStats, &Candidates),
-    ) {
+    /// Values, and what is collected of them.
+    struct Wanted<'a> {
+        sum: &'a [f32],
+        floor: Option<u32>,
+        limit: usize,
+    }
+
+    fn check_found(kernel: Kernel, wanted: Wanted<'_>, out: PassStats, found: &Candidates) {
+        let Wanted { sum, floor, limit } = wanted;
         assert_eq!(out.max_key, sum.iter().map(|x| key(*x)).max().unwrap_or(0), "{kernel:?}");
         // By block, value i of it into sum i modulo 8, and what is no whole eight behind them.
         let block = |block: &[f32]| {

@@ -9,6 +9,7 @@
 use super::compact::Compaction;
 use super::nearest::{Even, Lines};
 use super::partition::{Columns, PartitionSums};
+use super::places::{Packed, Places};
 use super::rounding::{Rounded, Rounding, Squares, Steps, TABLED};
 use super::signs::{Decayed, Sums};
 use super::tables::Table;
@@ -166,4 +167,7 @@ vectors! {
 
     /// Unpacks codes, a multiple of 64; answers the largest, too.
     fn unpack_first(packed: &[u8], width: u32, codes: &mut [u8]) -> (usize, u8) { avx512_bytes => pack::unpack }
+
+    /// Answers of how many codes, a multiple of 64, and how many places.
+    fn places_first(packed: Packed<'_>, to: &mut Places) -> (usize, usize) { avx512_bytes => pack::places }
 }

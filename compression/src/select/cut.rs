@@ -30,6 +30,14 @@ pub(crate) struct Cut {
     pub(crate) ties: usize,
 }
 
+/// One bin of a histogram.
+struct Bin {
+    bin: u32,
+    /// How many lie in higher bins, and how many in this one.
+    above: usize,
+    count: usize,
+}
+
 /// Buffers for cutting.
 #[derive(Debug)]
 pub(crate) struct Cutter {
@@ -60,7 +68,7 @@ impl Cutter {
         loop {
             let shift = (u32::BITS - span.leading_zeros()).saturating_sub(BIN_BITS);
             let above_low = keys.clone().map(move |key| key.wrapping_sub(low)).filter(move |above| *above <= span);
-            let (bin, above, count) = self.count(above_low.map(|key| key >> shift), span >> shift, rest);
+            let Bin { bin, above, count } = self.count(above_low.map(|key| key >> shift), span >> shift, rest);
             rest -= above;
             low += bin << shift;
             span = (span - (bin << shift)).min((1 << shift) - 1);
@@ -73,8 +81,8 @@ impl Cutter {
         }
     }
 
-    /// The bin in which the `rank`-th largest lies, how many lie above that bin, and how many in it.
-    fn count(&mut self, bins: impl Iterator<Item = u32>, highest: u32, rank: usize) -> (u32, usize, usize) {
+    /// The bin in which the `rank`-th largest lies.
+    fn count(&mut self, bins: impl Iterator<Item = u32>, highest: u32, rank: usize) -> Bin {
         self.histogram.fill(0);
         let mut lane = 0;
         bins.for_each(|bin| {
@@ -87,11 +95,11 @@ impl Cutter {
         for bin in (1..=highest).rev() {
             let count = of(bin);
             if rank <= above + count {
-                return (bin, above, count);
+                return Bin { bin, above, count };
             }
             above += count;
         }
-        (0, above, of(0))
+        Bin { bin: 0, above, count: of(0) }
     }
 
     /// By selection among few keys: the `count` that are in play.

@@ -3,7 +3,7 @@
 use crate::Kernel;
 use crate::codec::Stats;
 use crate::kernels::{Added, Candidates, Feed, PassStats, scan};
-use crate::select::topk::{floor_of, room};
+use crate::select::topk::{floor_of, floor_of_few, room};
 
 /// The values that reach a floor, a little below the last tensor's cut or, when that is unknown or misled, sampled. A codec
 /// that selects the k largest passes it to the memory ([`crate::memory::Memory::compensate`]).
@@ -41,9 +41,7 @@ impl CandidateFilter {
         let guessed = self.aim(gradient.len(), |i| beta * residual[i] + gamma * gradient[i]);
         let added = Some(Added { residual, beta, gamma, compensated: &mut *compensated });
         let seen = kernel.feed(Feed { gradient, added, floor: self.floor }, &mut self.found);
-        if guessed {
-            self.look_again(kernel, compensated);
-        }
+        self.look_again(kernel, compensated, guessed);
         self.filled = true;
         seen.stats()
     }
@@ -56,9 +54,7 @@ impl CandidateFilter {
         }
         let guessed = self.want(k).aim(x.len(), |i| x[i]);
         let seen: PassStats = scan(kernel, x, self.floor, &mut self.found);
-        if guessed {
-            self.look_again(kernel, x);
-        }
+        self.look_again(kernel, x, guessed);
         seen.stats()
     }
 
@@ -96,11 +92,18 @@ impl CandidateFilter {
         true
     }
 
-    /// When the guess misled, reads the tensor once more with a sampled floor.
-    fn look_again(&mut self, kernel: Kernel, x: &[f32]) {
-        if self.found(self.k).is_none() {
-            self.guess = None;
+    /// When a guess misled, reads the tensor once more with a sampled floor; a short one always, from which the floor comes.
+    fn look_again(&mut self, kernel: Kernel, x: &[f32], guessed: bool) {
+        if self.found(self.k).is_some() {
+            return;
+        }
+        self.guess = None;
+        if guessed {
             self.sample(x.len(), |i| x[i]);
+        }
+        let few = if self.floor.is_none() { floor_of_few(kernel, x, self.k, &mut self.found) } else { None };
+        self.floor = self.floor.or(few);
+        if guessed || few.is_some() {
             scan(kernel, x, self.floor, &mut self.found);
         }
     }

@@ -91,6 +91,57 @@ pub(crate) fn floor_of(
     Some(*floor)
 }
 
+/// A key that at least k of a short tensor's values reach, and hardly more, and room for them; None when these are many or the
+/// tensor is one to sample.
+///
+/// It is near the k-th largest of the largest of many groups: each of these stands for a value.
+pub(crate) fn floor_of_few(kernel: Kernel, x: &[f32], k: usize, found: &mut Candidates) -> Option<u32> {
+    let floor = match x.len() {
+        n if n >= SAMPLED || k == 0 => return None,
+        n if n >= 4 * MANY && k <= MANY / 2 => kernel.run(FloorOfGroups::<MANY> { x, k }),
+        n if n >= 4 * SOME && k <= SOME / 2 => kernel.run(FloorOfGroups::<SOME> { x, k }),
+        _ => return None,
+    };
+    found.reset(room(x.len(), k));
+    Some(floor)
+}
+
+/// How many groups.
+const SOME: usize = 64;
+const MANY: usize = 256;
+
+/// Group i is of the values i modulo GROUPS.
+struct FloorOfGroups<'a, const GROUPS: usize> {
+    x: &'a [f32],
+    k: usize,
+}
+
+/// Bits of a key that the floor leaves out.
+const COARSE: u32 = 16;
+
+impl<const GROUPS: usize> Work<u32> for FloorOfGroups<'_, GROUPS> {
+    #[inline(always)]
+    fn run(self) -> u32 {
+        let mut largest = [0; GROUPS];
+        let (rows, rest) = self.x.as_chunks::<GROUPS>();
+        for row in rows {
+            largest.iter_mut().zip(row).for_each(|(largest, x)| *largest = key(*x).max(*largest));
+        }
+        largest.iter_mut().zip(rest).for_each(|(largest, x)| *largest = key(*x).max(*largest));
+        let largest = largest.map(|key| (key >> COARSE) as u16);
+        // The highest that k groups reach.
+        let (mut low, mut high) = (0, (KEY_MASK >> COARSE) as u16);
+        while low < high {
+            let middle = high - (high - low) / 2;
+            match largest.iter().map(|key| u16::from(*key >= middle)).sum::<u16>() >= self.k as u16 {
+                true => low = middle,
+                false => high = middle - 1,
+            }
+        }
+        u32::from(low) << COARSE
+    }
+}
+
 /// For how many candidates there is room.
 pub(crate) fn room(n: usize, k: usize) -> usize {
     (k.saturating_mul(SPARE) + SPARE_LEAST).min(n)
@@ -124,9 +175,32 @@ fn push(selection: &mut Selection, k: usize, Cut { key, ties }: Cut, compact: im
 
 #[cfg(test)]
 mod tests {
-    use super::{TOGETHER, sampled_place};
+    use super::{SAMPLED, TOGETHER, floor_of_few, sampled_place};
+    use crate::kernels::{Candidates, key};
     use crate::pipeline::{Gradient, Member, Pipeline, Step};
     use crate::{Kernel, Layers, naive};
+
+    /// k values reach it whatever they are, and of independent ones hardly more.
+    #[test]
+    fn a_short_tensors_floor_is_reached_by_k_and_few_more() {
+        for (n, k) in [(256, 1), (700, 32), (1000, 10), (1024, 128), (SAMPLED - 1, 41), (SAMPLED - 1, 128)] {
+            let stream = crate::random::Stream::new(n as u64, [0; 4]);
+            let drawn: Vec<f32> = (0..n as u32).map(|i| stream.uniform(i).ln()).collect();
+            let (equal, one): (Vec<f32>, Vec<f32>) = (vec![-2.0; n], (0..n).map(|i| f32::from(i == 7)).collect());
+            for kernel in Kernel::available() {
+                let reaching = |x: &[f32]| {
+                    let floor = floor_of_few(kernel, x, k, &mut Candidates::default()).unwrap();
+                    x.iter().filter(|x| key(**x) >= floor).count()
+                };
+                assert!((k..=2 * k + 8).contains(&reaching(&drawn)), "{} for {k} of {n}", reaching(&drawn));
+                assert!(reaching(&equal) == n && reaching(&one) >= k);
+            }
+        }
+        for (n, k) in [(SAMPLED, 10), (255, 1), (1000, 33), (1000, 0)] {
+            let none = floor_of_few(Kernel::best(), &vec![1.0; n], k, &mut Candidates::default());
+            assert_eq!(none, None, "{k} of {n}");
+        }
+    }
 
     /// Loud exactly where the sample looks, and nowhere else: the floor is far too high, and too few reach it.
     #[test]

@@ -40,6 +40,22 @@ impl<'a> BitWriter<'a> {
         }
     }
 
+    /// Lets a function put codes that take at most `most` bytes together, by [`BitRoom::put`]: many short ones cost less so.
+    #[inline(always)]
+    pub fn in_room(&mut self, most: usize, put: impl FnOnce(&mut BitRoom<'_>)) {
+        let whole = self.count / 8;
+        self.bytes.extend_from_slice(&self.pending.to_le_bytes()[..whole as usize]);
+        let start = self.bytes.len();
+        // A whole word is stored behind the last whole byte.
+        self.bytes.resize(start + most + 8, 0);
+        let pending = self.pending >> (8 * whole);
+        let mut room = BitRoom { room: &mut self.bytes[start..], at: 0, pending, count: self.count % 8 };
+        put(&mut room);
+        let BitRoom { at, pending, count, .. } = room;
+        self.bytes.truncate(start + at);
+        (self.pending, self.count) = (pending, count);
+    }
+
     /// Bytes of the buffer once it is finished.
     pub fn bytes(&self) -> usize {
         self.bytes.len() + self.count.div_ceil(8) as usize
@@ -49,6 +65,31 @@ impl<'a> BitWriter<'a> {
     pub fn finish(self) {
         let bytes = self.count.div_ceil(8) as usize;
         self.bytes.extend_from_slice(&self.pending.to_le_bytes()[..bytes]);
+    }
+}
+
+/// Where a [`BitWriter`] has room: no branch hangs on widths.
+#[derive(Debug)]
+pub struct BitRoom<'a> {
+    room: &'a mut [u8],
+    /// Whole bytes that were written.
+    at: usize,
+    /// Bits behind them, fewer than 8.
+    pending: u64,
+    count: u32,
+}
+
+impl BitRoom<'_> {
+    /// Puts `width` bits, at most 56; higher bits of `value` must be 0. Panics beyond the room.
+    #[inline(always)]
+    pub fn put(&mut self, value: u64, width: u32) {
+        debug_assert!(width <= 56 && value >> width == 0, "{width} bits of {value}");
+        self.pending |= value << self.count;
+        self.count += width;
+        self.room[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
+        self.at += (self.count / 8) as usize;
+        self.pending >>= self.count & !7;
+        self.count %= 8;
     }
 }
 
@@ -108,6 +149,22 @@ impl<'a> BitReader<'a> {
         self.at += width as usize;
     }
 
+    /// The bits from here on, for many short codes in a row.
+    #[inline(always)]
+    pub fn window(&self) -> Window<'a> {
+        let (bytes, read) = (&self.bytes[self.at / 8..], self.at as u32 % 8);
+        match bytes.split_first() {
+            Some((byte, rest)) if read > 0 => Window { bytes: rest, bits: u64::from(byte >> read), count: 8 - read },
+            _ => Window { bytes, bits: 0, count: 0 },
+        }
+    }
+
+    /// Goes on behind what was read by a window of these bits.
+    #[inline(always)]
+    pub fn resume(&mut self, window: &Window<'a>) {
+        self.at = 8 * (self.bytes.len() - window.bytes.len()) - window.count as usize;
+    }
+
     /// How many zeros come before the next one, which is read too; more than `most` are refused.
     pub fn zeros(&mut self, what: &'static str, most: u32) -> Result<u32, ReadError> {
         let mut zeros = 0;
@@ -138,6 +195,47 @@ impl<'a> BitReader<'a> {
     }
 }
 
+/// Bits of a [`BitReader`] in a register, so that no code waits for a load that waits for the code before it.
+#[derive(Debug, Clone, Copy)]
+pub struct Window<'a> {
+    /// What does not fit.
+    bytes: &'a [u8],
+    /// The next bits, the first one lowest.
+    bits: u64,
+    /// How many of them were counted off `bytes`, fewer than 64. Behind them there may be some of the next byte's, which are
+    /// put there again.
+    count: u32,
+}
+
+impl Window<'_> {
+    /// Bits that a refilled window has at least.
+    pub const LEAST: u32 = 56;
+
+    /// Makes them [`Self::LEAST`]; answers false where too few bytes are left, and changes nothing.
+    #[inline(always)]
+    pub fn refill(&mut self) -> bool {
+        let Some(word) = self.bytes.first_chunk() else { return false };
+        self.bits |= u64::from_le_bytes(*word) << self.count;
+        self.bytes = &self.bytes[(63 - self.count) as usize / 8..];
+        self.count |= Self::LEAST;
+        true
+    }
+
+    /// The next bits, the first one lowest.
+    #[inline(always)]
+    pub fn bits(&self) -> u64 {
+        self.bits
+    }
+
+    /// Leaves out bits, no more than there are.
+    #[inline(always)]
+    pub fn skip(&mut self, width: u32) {
+        debug_assert!(width <= self.count, "{width} of {}", self.count);
+        self.bits >>= width;
+        self.count -= width;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +254,42 @@ mod tests {
             let mut reader = BitReader::new(out.bytes());
             for (value, width) in &items {
                 prop_assert_eq!(reader.get("it", *width).unwrap(), value & ((1 << width) - 1));
+            }
+            reader.finish("it").unwrap();
+        }
+
+        /// In rooms what is put one after the other, and by windows what is read so; both begin and end at any bit.
+        #[test]
+        fn rooms_and_windows_are_those_of_single_bits(
+            items in prop::collection::vec((any::<u64>(), 0u32..=56, any::<bool>()), 0..200),
+        ) {
+            let (mut plain, mut out) = (Writer::new(), Writer::new());
+            let (mut one_by_one, mut bits) = (plain.bits(), out.bits());
+            for part in items.chunk_by(|a, b| a.2 == b.2) {
+                let codes = part.iter().map(|(value, width, _)| (value & ((1 << width) - 1), *width));
+                codes.clone().for_each(|(value, width)| one_by_one.put(value, width));
+                match part[0].2 {
+                    true => bits.in_room(7 * part.len() + 1, |room| codes.for_each(|(value, width)| room.put(value, width))),
+                    false => codes.for_each(|(value, width)| bits.put(value, width)),
+                }
+            }
+            one_by_one.finish();
+            bits.finish();
+            prop_assert_eq!(out.bytes(), plain.bytes());
+            let mut reader = BitReader::new(out.bytes());
+            for part in items.chunk_by(|a, b| a.2 == b.2) {
+                let mut window = reader.window();
+                for (value, width, _) in part {
+                    let want = value & ((1 << width) - 1);
+                    if part[0].2 && window.refill() {
+                        prop_assert_eq!(window.bits() & ((1 << width) - 1), want);
+                        window.skip(*width);
+                        reader.resume(&window);
+                    } else {
+                        prop_assert_eq!(reader.get("it", *width).unwrap(), want);
+                        window = reader.window();
+                    }
+                }
             }
             reader.finish("it").unwrap();
         }

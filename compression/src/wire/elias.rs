@@ -69,7 +69,9 @@ pub const fn first_gamma(bits: u64) -> (u64, u32) {
 pub fn first_delta(bits: u64) -> (u64, u32) {
     let [length, width] = LENGTHS[bits as usize & 127].map(u32::from);
     // A one in front of the bits after the first is that first one.
-    ((bits.wrapping_shr(width) << 1 | 1).reverse_bits() >> (63 - length), width + length)
+    // They are fewer than 16: a reversal of 32 bits takes fewer constants than one of 64.
+    let reversed = (bits.wrapping_shr(width) as u32) << 1 | 1;
+    (u64::from(reversed.reverse_bits() >> (31 - length)), width + length)
 }
 
 /// The number of bits that a delta code gives first, less 1, and the width of that: by the next seven bits. With more than

@@ -150,8 +150,8 @@ pub fn write_message<E>(
 
 /// Length of the message that begins here, as its header says; none where there is no header.
 pub fn message_length(bytes: &[u8]) -> Option<usize> {
-    let (header, payload, _) = read_header(&mut Reader::new(bytes)).ok()?;
-    header.bytes().checked_add(usize::try_from(payload).ok()?)
+    let Claims { header, length, .. } = read_header(&mut Reader::new(bytes)).ok()?;
+    header.bytes().checked_add(usize::try_from(length).ok()?)
 }
 
 /// A message whose header is checked; its payload is the codec's to check.
@@ -167,7 +167,7 @@ impl<'a> Envelope<'a> {
     /// Checks header, length and checksum.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ReadError> {
         let mut from = Reader::new(bytes);
-        let (header, length, checksum) = read_header(&mut from)?;
+        let Claims { header, length, checksum } = read_header(&mut from)?;
         if from.left() as u64 != length {
             let left = from.left();
             return Err(match usize::try_from(length) {
@@ -196,8 +196,15 @@ fn field<T>(what: &'static str, value: u64, rule: &'static str) -> Result<T, Rea
     Err(ReadError::field(what, value, rule))
 }
 
-/// Header, length of the payload, checksum.
-fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
+/// What a message says of itself, before it is checked.
+struct Claims {
+    header: Header,
+    /// Of the payload, in bytes.
+    length: u64,
+    checksum: u32,
+}
+
+fn read_header(from: &mut Reader<'_>) -> Result<Claims, ReadError> {
     let magic = from.take("magic", 4)?;
     if magic != MAGIC {
         return field("magic", u64::from(u32::from_le_bytes([magic[0], magic[1], magic[2], magic[3]])), "not FXCG");
@@ -245,7 +252,8 @@ fn read_header(from: &mut Reader<'_>) -> Result<(Header, u64, u32), ReadError> {
     for value in &mut parameters[..count] {
         *value = from.f64("parameter")?;
     }
-    Ok((Header { method, dtype, round, n, count, parameters, checksum, factors, value_type, common }, length, sum))
+    let header = Header { method, dtype, round, n, count, parameters, checksum, factors, value_type, common };
+    Ok(Claims { header, length, checksum: sum })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod header;
 mod indices;
 mod pack;
 
-pub use bits::{BitReader, BitWriter};
+pub use bits::{BitReader, BitRoom, BitWriter, Window};
 pub use bytes::{Reader, Writer};
 pub(crate) use bytes::{add_finite, all_finite, finite};
 pub use elias::{Code, delta_bits, first_delta, first_gamma, gamma_bits};

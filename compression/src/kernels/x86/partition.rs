@@ -51,8 +51,8 @@ pub(crate) fn partition_columns(x: &[f32], threshold: f32, columns: &mut Columns
     for rows in x.chunks(ROWS * width) {
         let sums = below.as_chunks_mut::<LANES>().0.iter_mut().zip(others.as_chunks_mut::<LANES>().0);
         for (i, ((to_below, to_others), to_count)) in sums.zip(counts.as_chunks_mut::<LANES>().0).enumerate() {
-            let (mut below, mut others, mut count): (Lanes, Lanes, _) =
-                (load(to_below), load(to_others), load(to_count));
+            let (mut below, mut others): (Lanes, Lanes) = (load(to_below), load(to_others));
+            let mut count = load(to_count);
             for group in rows.chunks_exact(width).filter_map(|row| row[LANES * i..].first_chunk::<LANES>()) {
                 let x = load(group);
                 let mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, threshold);

@@ -2,9 +2,10 @@
 //! first counts from −1), a sign bit and the magnitude of its level; at last the distance to n.
 
 use super::levels::{BLOCK, Rule};
+use crate::Kernel;
 use crate::codec::{ReadError, Target};
-use crate::kernels::by_width;
-use crate::wire::{BitReader, BitWriter, Code, delta_bits, first_delta, first_gamma, gamma_bits};
+use crate::kernels::{Packed, Places, SPAN, by_width};
+use crate::wire::{BitReader, BitRoom, BitWriter, Code, Window, delta_bits, first_delta, first_gamma, gamma_bits};
 
 /// Which of Elias' codes distances and magnitudes are in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,28 +17,47 @@ pub(super) enum Elias {
 /// The largest magnitude of a level.
 const MOST: usize = 128;
 
+/// Distances whose codes are looked up.
+const NEAR: usize = 1024;
+
 /// Codes of short distances, and of levels from −128 on with their signs.
 struct Tables {
-    distances: [Code; 256],
-    levels: [Code; 2 * MOST + 1],
+    distances: [Short; NEAR],
+    levels: [Short; 2 * MOST + 1],
 }
 
-const NO_CODE: Code = Code { bits: 0, width: 0 };
+/// A [`Code`] of at most 24 bits, in 4 bytes: the tables lie in the first-level cache beside what is coded.
+#[derive(Clone, Copy)]
+struct Short(u32);
+
+impl Short {
+    const fn new(code: Code) -> Self {
+        assert!(code.width <= 24);
+        Self((code.bits as u32) << 5 | code.width)
+    }
+
+    #[inline(always)]
+    fn code(self) -> Code {
+        Code { bits: u64::from(self.0 >> 5), width: self.0 & 31 }
+    }
+}
 
 static GAMMA: Tables = Tables::new(Elias::Gamma);
 static DELTA: Tables = Tables::new(Elias::Delta);
 
 impl Tables {
     const fn new(elias: Elias) -> Self {
-        let mut own = Self { distances: [NO_CODE; 256], levels: [NO_CODE; 2 * MOST + 1] };
+        let mut own = Self { distances: [Short(0); NEAR], levels: [Short(0); 2 * MOST + 1] };
         let mut value = 1;
-        while value < 256 {
-            own.distances[value] = elias.code(value as u64);
-            if value <= MOST {
-                let magnitude = elias.code(value as u64);
-                own.levels[MOST + value] = Code { bits: 0, width: 1 }.then(magnitude);
-                own.levels[MOST - value] = Code { bits: 1, width: 1 }.then(magnitude);
-            }
+        while value < NEAR {
+            own.distances[value] = Short::new(elias.code(value as u64));
+            value += 1;
+        }
+        let mut value = 1;
+        while value <= MOST {
+            let magnitude = elias.code(value as u64);
+            own.levels[MOST + value] = Short::new(Code { bits: 0, width: 1 }.then(magnitude));
+            own.levels[MOST - value] = Short::new(Code { bits: 1, width: 1 }.then(magnitude));
             value += 1;
         }
         own
@@ -91,133 +111,95 @@ impl Elias {
     }
 }
 
-/// `levels(w)` of n values.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Packed<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) n: usize,
-    /// Bits of a code.
-    pub(super) width: u32,
-    /// What is 0.
-    pub(super) zero: u8,
-}
+/// Codes of a sample.
+const SAMPLE: usize = 512;
 
-/// Codes between two looks at how many bytes there are.
-const SPAN: usize = 512;
-
-/// Spans that are looked at before all of them are coded.
+/// Samples that are looked at before all codes are coded.
 const SAMPLES: usize = 16;
 
 /// Mean distance from which on delta codes are the shorter ones.
 const FAR: u64 = 32;
 
-/// The most bytes that the codes of a span take.
-pub(super) const SPAN_BYTES: usize = SPAN * (delta_bits(u32::MAX as u64) + 1 + gamma_bits(MOST as u64)) as usize / 8;
+/// The most bytes that the codes of one value take.
+const MOST_BYTES: usize = (gamma_bits(u32::MAX as u64) + 1 + gamma_bits(MOST as u64)).div_ceil(8) as usize;
 
-impl Packed<'_> {
-    /// Which of Elias' codes takes fewer bits, and about how many, by what some spans hold.
-    pub(super) fn estimate(self) -> (Elias, u64) {
-        let (mut seen, mut others) = (0, 0u64);
-        for at in (0..self.n).step_by((self.n / SPAN / SAMPLES).max(1) * SPAN) {
-            seen += SPAN.min(self.n - at) as u64;
-            others += by_width!(self.width, count(self, at));
+/// The most bytes beyond those asked for that coding needs room for: codes of a span, and a word.
+pub(super) const ROOM: usize = SPAN * MOST_BYTES + 8;
+
+/// Codes that become Elias'.
+#[derive(Debug)]
+pub(super) struct Encoder<'a> {
+    pub(super) packed: Packed<'a>,
+    pub(super) places: &'a mut Places,
+    pub(super) kernel: Kernel,
+}
+
+impl Encoder<'_> {
+    /// Which of Elias' codes takes fewer bits, and about how many, by what some samples hold.
+    pub(super) fn estimate(&mut self) -> (Elias, u64) {
+        let Self { packed, places, kernel } = self;
+        let (mut seen, mut others) = (0, 0);
+        for at in (0..packed.n).step_by((packed.n / SAMPLE / SAMPLES).max(1) * SAMPLE) {
+            let sample = packed.part(at, SAMPLE);
+            seen += sample.n as u64;
+            others += kernel.places(sample, places).len() as u64;
         }
         let gap = (seen / others.max(1)).max(1);
         let elias = if gap < FAR { Elias::Gamma } else { Elias::Delta };
         // A distance, a sign and a level of 1.
-        (elias, self.n as u64 * others / seen.max(1) * u64::from(elias.width(gap) + 2))
+        (elias, packed.n as u64 * others / seen.max(1) * u64::from(elias.width(gap) + 2))
     }
 
     /// Elias' codes; answers whether they take no more than `most` bytes, without which they are not whole.
-    pub(super) fn code(self, elias: Elias, most: usize, bits: BitWriter<'_>) -> bool {
-        by_width!(self.width, code(self, elias, most, bits))
-    }
-}
-
-fn code<const W: u32>(packed: Packed<'_>, elias: Elias, most: usize, mut bits: BitWriter<'_>) -> bool {
-    let (Tables { distances, levels }, mask) = (elias.tables(), u64::MAX >> (64 - W));
-    let (mut before, mut busy) = (0, [Group::default(); SPAN / 8]);
-    for first in (0..packed.n).step_by(SPAN) {
-        if bits.bytes() > most {
-            return false;
-        }
-        // Groups without another code than that of 0 are left out first: as branches of the same loop they would be guessed
-        // wrong too often.
-        let mut count = 0;
-        for group in groups::<W>(packed, first) {
-            busy[count] = group;
-            count += usize::from(group.others != 0);
-        }
-        for Group { at, codes, mut others } in busy[..count].iter().copied() {
-            while others != 0 {
-                let lane = others.trailing_zeros() / W;
-                others &= !(mask << (lane * W));
-                let place = u64::from(at + lane) + 1;
-                let level = levels[(codes >> (lane * W) & mask) as usize + MOST - usize::from(packed.zero)];
-                let code = match distances.get((place - before) as usize) {
-                    Some(distance) => distance.then(level),
-                    None => {
-                        elias.put(&mut bits, place - before);
-                        level
-                    }
-                };
-                bits.put(code.bits, code.width);
-                before = place;
+    pub(super) fn code(self, elias: Elias, most: usize, mut bits: BitWriter<'_>) -> bool {
+        let Self { packed, places, kernel } = self;
+        let mut before = 0;
+        for first in (0..packed.n).step_by(SPAN) {
+            if bits.bytes() > most {
+                return false;
             }
+            let span = packed.part(first, SPAN);
+            let found = kernel.places(span, places);
+            bits.in_room(found.len() * MOST_BYTES, |room| {
+                before = by_width!(span.width, code(elias, (span, first), (found, before), room));
+            });
         }
+        elias.put(&mut bits, packed.n as u64 + 1 - before);
+        let bytes = bits.bytes();
+        bits.finish();
+        bytes <= most
     }
-    elias.put(&mut bits, packed.n as u64 + 1 - before);
-    let bytes = bits.bytes();
-    bits.finish();
-    bytes <= most
 }
 
-/// How many codes of a span from `first` on are not 0.
-fn count<const W: u32>(packed: Packed<'_>, first: usize) -> u64 {
-    let lowest = lanes::<W>(1);
-    let any = |others: u64| (1..W).fold(others, |any, bit| any | others >> bit) & lowest;
-    groups::<W>(packed, first).map(|group| u64::from(any(group.others).count_ones())).sum()
-}
-
-/// A word of codes.
-#[derive(Debug, Clone, Copy, Default)]
-struct Group {
-    /// Place of the first.
-    at: u32,
-    codes: u64,
-    /// Bits that differ from those of zeros.
-    others: u64,
-}
-
-/// Codes of W bits in a word: as many as it holds, or as fill bytes.
-const fn group_len(width: u32) -> u32 {
-    if 64 % width == 0 { 64 / width } else { 8 }
-}
-
-/// The same code in all lanes of a word.
-const fn lanes<const W: u32>(code: u64) -> u64 {
-    let (mut word, mut lane) = (0, 0);
-    while lane < group_len(W) {
-        word |= code << (lane * W);
-        lane += 1;
+/// Codes of the values at some places of a span, whose first is number `first`; the last coded one was the `before`-th.
+/// Answers which the last one is now.
+fn code<const W: usize>(
+    elias: Elias,
+    (span, first): (Packed<'_>, usize),
+    (places, mut before): (&[u16], u64),
+    room: &mut BitRoom<'_>,
+) -> u64 {
+    let (Tables { distances, levels }, mask) = (elias.tables(), u8::MAX >> (8 - W));
+    let levels = &levels[MOST - usize::from(span.zero)..];
+    for place in places {
+        let (number, bit) = ((first + usize::from(*place)) as u64 + 1, usize::from(*place) * W);
+        let next = if 8 % W == 0 { 0 } else { span.bytes.get(bit / 8 + 1).copied().unwrap_or(0) };
+        let level = (u16::from_le_bytes([span.bytes[bit / 8], next]) >> (bit % 8)) as u8 & mask;
+        let level = levels[usize::from(level)].code();
+        let code = match distances.get((number - before) as usize) {
+            Some(distance) => distance.code().then(level),
+            None => {
+                let Code { bits, width } = elias.code(number - before);
+                // A room takes 56 bits at once.
+                room.put(bits & u64::from(u32::MAX), width.min(32));
+                room.put(bits >> 32, width.saturating_sub(32));
+                level
+            }
+        };
+        room.put(code.bits, code.width);
+        before = number;
     }
-    word
-}
-
-/// The codes of a span from `first` on.
-#[inline(always)]
-fn groups<const W: u32>(packed: Packed<'_>, first: usize) -> impl Iterator<Item = Group> {
-    let (n, zeros) = (packed.n, lanes::<W>(u64::from(packed.zero)));
-    (first..n.min(first + SPAN)).step_by(group_len(W) as usize).map(move |at| {
-        let bytes = &packed.bytes[at / 8 * W as usize..];
-        let word = bytes.first_chunk().copied().unwrap_or_else(|| {
-            let mut last = [0; 8];
-            last[..bytes.len()].copy_from_slice(bytes);
-            last
-        });
-        let (codes, here) = (u64::from_le_bytes(word), group_len(W).min((n - at) as u32));
-        Group { at: at as u32, codes, others: (codes ^ zeros) & (u64::MAX >> (64 - here * W)) }
-    })
+    before
 }
 
 /// What codes stand for, bucket by bucket.
@@ -238,8 +220,16 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
         let (mut place, end) = (0, out.len() as u64 + 1);
         let (mut opened, mut step, mut cleared) = (0, 0.0, if fresh { 0 } else { out.len() });
         let [below, above] = [self.zero, self.most - self.zero].map(u64::from);
+        let (mut window, mut ones) = (bits.window(), [0.0; 2]);
         loop {
-            let (word, count) = bits.peek();
+            // As far as nothing else is to be done, which hangs on the place.
+            let ready = if below.min(above) == 0 { 0 } else { out.len().min(opened).min(cleared) };
+            place = match elias {
+                Elias::Gamma => add_ones(first_gamma, &mut window, (place, ones), &mut out[..ready]),
+                Elias::Delta => add_ones(first_delta, &mut window, (place, ones), &mut out[..ready]),
+            };
+            let filled = window.refill();
+            let word = window.bits();
             let (mut gap, gap_bits) = elias.first(word);
             // Most levels are 1, the shortest code: to guess that waits for no other bits.
             let (mut level, level_bits) = match word.wrapping_shr(gap_bits + 1) {
@@ -247,10 +237,11 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
                 other => elias.first(other),
             };
             let width = gap_bits + 1 + level_bits;
-            let negative = if width < count && place + gap < end {
-                bits.skip(width);
+            let negative = if filled && width <= Window::LEAST && place + gap < end {
+                window.skip(width);
                 word >> gap_bits & 1 == 1
             } else {
+                bits.resume(&window);
                 gap = elias.get(&mut bits, "distance")?;
                 if place + gap >= end {
                     place += gap;
@@ -258,6 +249,7 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
                 }
                 let sign = bits.get("sign", 1)?;
                 level = elias.get(&mut bits, "level")?;
+                window = bits.window();
                 sign == 1
             };
             place += gap;
@@ -268,6 +260,8 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
             while opened <= at {
                 step = self.steps.next().unwrap_or(0.0);
                 opened += self.bucket;
+                ones =
+                    [self.zero.wrapping_add(1), self.zero.wrapping_sub(1)].map(|code| self.rule.relative(code) * step);
             }
             // Block by block, which then are in the first-level cache.
             if cleared <= at {
@@ -285,6 +279,32 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
     }
 }
 
+/// Adds values of levels 1 and −1 as long as there are no others and they lie within `out`, from behind the `place`-th on;
+/// answers which the last one is now.
+#[inline(always)]
+fn add_ones(
+    first: impl Fn(u64) -> (u64, u32),
+    from: &mut Window<'_>,
+    (mut place, ones): (u64, [f32; 2]),
+    out: &mut [f32],
+) -> u64 {
+    let mut window = *from;
+    while window.refill() {
+        let (gap, width) = first(window.bits());
+        // A sign, and the code of 1.
+        let behind = window.bits().wrapping_shr(width);
+        if width + 2 > Window::LEAST || behind & 2 == 0 {
+            break;
+        }
+        let Some(to) = out.get_mut((place + gap) as usize - 1) else { break };
+        *to += ones[behind as usize & 1];
+        window.skip(width + 2);
+        place += gap;
+    }
+    *from = window;
+    place
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,11 +312,12 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// Of any distances, also such as are not looked up, on every kernel.
         #[test]
         fn codes_are_those_of_one_after_the_other(
             most in 2u8..=254,
-            rare in 0u32..40,
-            drawn in prop::collection::vec(any::<(u32, u8)>(), 0..3000),
+            rare in prop_oneof![0u32..40, Just(2000u32)],
+            drawn in prop::collection::vec(any::<(u32, u8)>(), 0..2 * SPAN + 100),
         ) {
             let (zero, width) = (most / 2, levels_width(u64::from(most) + 1));
             let level = |(draw, code): &(u32, u8)| if draw % (rare + 1) == 0 { code % (most + 1) } else { zero };
@@ -304,9 +325,14 @@ mod tests {
             let (mut packed, n) = (Writer::new(), codes.len());
             pack(&codes, width, &mut packed);
             let packed = Packed { bytes: packed.bytes(), n, width, zero };
-            for elias in [Elias::Gamma, Elias::Delta] {
+            let both = |kernel| [(Elias::Gamma, kernel), (Elias::Delta, kernel)];
+            for (elias, kernel) in Kernel::available().flat_map(both) {
+                let code = |most, bits: BitWriter<'_>| {
+                    let mut places = Places::NONE;
+                    Encoder { packed, places: &mut places, kernel }.code(elias, most, bits)
+                };
                 let (mut out, mut plain, mut before) = (Writer::new(), Writer::new(), 0);
-                prop_assert!(packed.code(elias, usize::MAX, out.bits()));
+                prop_assert!(code(usize::MAX, out.bits()));
                 let mut bits = plain.bits();
                 for (place, code) in (1..).zip(&codes).filter(|(_, code)| **code != zero) {
                     elias.put(&mut bits, place - before);
@@ -317,7 +343,7 @@ mod tests {
                 elias.put(&mut bits, n as u64 + 1 - before);
                 bits.finish();
                 prop_assert_eq!(out.bytes(), plain.bytes());
-                let fits = |most| packed.code(elias, most, Writer::new().bits());
+                let fits = |most| code(most, Writer::new().bits());
                 prop_assert!(fits(out.len()) && !fits(out.len() - 1));
             }
         }

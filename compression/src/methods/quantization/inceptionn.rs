@@ -36,6 +36,9 @@ struct Inceptionn {
     rest: Vec<u8>,
 }
 
+/// Values that are left out together where none of them was sent.
+const GROUP: usize = 256;
+
 const BYTES: [usize; 4] = [0, 1, 2, 4];
 
 /// Where each size of a payload begins.
@@ -116,8 +119,11 @@ impl Codec for Inceptionn {
         // Padding counts as tag 0, which takes no bytes.
         let starts = Starts::new(context.kernel.run(CountTags(packed)));
         let rest = from.take("values", starts.end)?;
-        let (scales, mut at, mut tags) = (self.scales(), starts, [0; BLOCK]);
-        for (block, packed) in out.chunks_mut(BLOCK).zip(packed.chunks(BLOCK / 4)) {
+        let (scales, mut at, mut tags) = (self.scales(), starts, [0; GROUP]);
+        for (block, packed) in out.chunks_mut(GROUP).zip(packed.chunks(GROUP / 4)) {
+            if packed.iter().all(|tags| *tags == 0) {
+                continue;
+            }
             let tags = &mut tags[..block.len()];
             context.kernel.run(Unpack { packed, width: 2, codes: tags });
             for (to, tag) in block.iter_mut().zip(tags) {

@@ -3,14 +3,15 @@
 //! Payload: a norm (f32) per bucket, then `levels(w)` of all codes, or Elias' codes ([`Coding`]). Work goes in blocks whose
 //! codes stay in the first-level cache; each loop is compiled for every kernel.
 
-use super::elias::{Decoder, Elias, Packed, SPAN_BYTES};
+use super::elias::{Decoder, Elias, Encoder, ROOM};
 use super::scheme::Scheme;
 use crate::Energy;
 use crate::codec::{Codec, Context, EncodeError, ReadError, Size, Target, not_finite};
 pub(super) use crate::kernels::Words;
 pub(super) use crate::kernels::total;
 use crate::kernels::{
-    Kernel, Pack, PassStats, Rounded, Rounding, Squares, Steps, TABLED, Table, Unpack, Work, stats, stats_of_parts,
+    Kernel, Pack, Packed, PassStats, Places, Rounded, Rounding, Squares, Steps, TABLED, Table, Unpack, Work, stats,
+    stats_of_parts,
 };
 use crate::random::Stream;
 use crate::wire::{Reader, Writer, levels_width, packed_bytes};
@@ -82,8 +83,9 @@ pub(super) struct Bucketed<R> {
     packed: Box<[u8; BLOCK]>,
     buckets: Box<Buckets>,
     coding: Coding,
-    /// Room for Elias' codes.
+    /// Room for Elias' codes, and for the places of what is not 0.
     bits: Writer,
+    places: Box<Places>,
 }
 
 /// The most buckets of a block that are looked at before they are rounded.
@@ -115,6 +117,7 @@ impl<R: Rule> Bucketed<R> {
         Self {
             coding,
             bits: Writer::new(),
+            places: Box::new(Places::NONE),
             scheme,
             n,
             bucket,
@@ -247,8 +250,8 @@ impl<R: Rule> Codec for Bucketed<R> {
         let energy = self.fill(x, context, out).inspect_err(|_| out.truncate(start))?;
         match self.coding {
             Coding::Packed => {}
-            Coding::Least => self.shorten((start, x.len()), out),
-            Coding::Elias(elias) => self.replace(elias, (start, x.len()), out),
+            Coding::Least => self.shorten((start, x.len()), context.kernel, out),
+            Coding::Elias(elias) => self.replace(elias, (start, x.len()), context.kernel, out),
         }
         Ok(energy)
     }
@@ -286,15 +289,16 @@ impl<R: Rule> Bucketed<R> {
     }
 
     /// Elias' codes in place of packed ones where they are so much shorter. `start` is the payload's.
-    fn shorten(&mut self, (start, n): (usize, usize), out: &mut Writer) {
+    fn shorten(&mut self, (start, n): (usize, usize), kernel: Kernel, out: &mut Writer) {
         let at = start + self.norm_bytes();
         let Some(packed) = self.packed(&out.bytes()[at..], n) else { return };
         // A byte and a length come with them.
         let most = (packed.bytes.len() / SHARE).saturating_sub(1 + 4);
-        let (elias, bits) = packed.estimate();
         // Their length hangs on what is drawn: no step may be the first to find too little room.
-        self.bits.reserve(most + SPAN_BYTES);
-        if bits.div_ceil(8) > most as u64 || !packed.code(elias, most, self.bits.bits()) {
+        self.bits.reserve(most + ROOM);
+        let mut encoder = Encoder { packed, places: &mut self.places, kernel };
+        let (elias, bits) = encoder.estimate();
+        if bits.div_ceil(8) > most as u64 || !encoder.code(elias, most, self.bits.bits()) {
             return;
         }
         let first = f32::from_le_bytes(*out.bytes()[start..].first_chunk().unwrap_or(&[0; 4]));
@@ -305,11 +309,11 @@ impl<R: Rule> Bucketed<R> {
     }
 
     /// Elias' codes in place of packed ones.
-    fn replace(&mut self, elias: Elias, (start, n): (usize, usize), out: &mut Writer) {
+    fn replace(&mut self, elias: Elias, (start, n): (usize, usize), kernel: Kernel, out: &mut Writer) {
         let at = start + self.norm_bytes();
         let Some(packed) = self.packed(&out.bytes()[at..], n) else { return };
-        self.bits.reserve(self.size().most());
-        packed.code(elias, usize::MAX, self.bits.bits());
+        self.bits.reserve(self.size().most() + ROOM);
+        Encoder { packed, places: &mut self.places, kernel }.code(elias, usize::MAX, self.bits.bits());
         out.truncate(at);
         self.append_bits(out);
     }
@@ -373,6 +377,8 @@ impl<R: Rule> Bucketed<R> {
         let packed = from.take("levels", packed_bytes(out.len(), width))?;
         check_padding("levels", packed, out.len() * width as usize)?;
         let (mut step, mut rule, mut table) = (0.0, self.scheme.rule(0.0, random), None);
+        // A table for each bucket takes as long as some tens of values.
+        let is_tabled = self.scheme.levels() <= TABLED as u64 && self.bucket >= 2 * TABLED;
         let rooms = packed.chunks(packed_bytes(BLOCK, width));
         for ((i, block), packed) in out.chunks_mut(BLOCK).enumerate().zip(rooms) {
             let codes = &mut self.codes[..block.len()];
@@ -385,7 +391,7 @@ impl<R: Rule> Bucketed<R> {
                     step = multiplier(scale, (norm, self.scheme.step(norm)), self.scheme.most())?;
                     rule = self.scheme.rule(norm, random);
                     let value = |code| rule.relative(code as u8) * step;
-                    table = (self.scheme.levels() <= TABLED as u64).then(|| std::array::from_fn(value));
+                    table = is_tabled.then(|| std::array::from_fn(value));
                 }
                 let (codes, out) = (&codes[from..to], &mut block[from..to]);
                 let done = table.map_or(0, |table| context.kernel.add_codes::<FRESH>(codes, &table, out));
@@ -444,6 +450,9 @@ impl<R: Rule> Codes<'_, R> {
         let (before, end) = ((self.first.wrapping_neg() % 64) as usize, self.x.len());
         let before = before.min(end);
         let start = self.part(0, before).rest(kernel, Some(0), [0.0; 64]);
+        if before == end {
+            return start;
+        }
         let Codes { rule, random, x, first, codes, words } = self.part(before, end);
         let (mut squares, values) = ([0.0; 64], Rounded { random, x, first, width: 8, codes, words });
         let (done, whole) = at_once(kernel, rule, values, &mut squares);

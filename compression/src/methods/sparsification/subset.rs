@@ -8,14 +8,23 @@ pub(in crate::methods) struct Subset {
     bits: Vec<u64>,
     /// The last set, ascending.
     pub(in crate::methods) indices: Vec<u32>,
-    last: Option<(Stream, usize, usize)>,
+    last: Option<Drawn>,
+}
+
+/// Which set: the same of the same.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Drawn {
+    stream: Stream,
+    n: usize,
+    k: usize,
 }
 
 impl Subset {
     /// k of n indices by this stream, ascending, into [`Self::indices`]. Floyd's algorithm (Bentley and Floyd 1987): k draws,
     /// none rejected; of sets larger than half, those left out are drawn.
     pub(in crate::methods) fn draw(&mut self, stream: Stream, n: usize, k: usize) {
-        if self.last.replace((stream, n, k)) == Some((stream, n, k)) {
+        let drawn = Drawn { stream, n, k };
+        if self.last.replace(drawn) == Some(drawn) {
             return;
         }
         let few = k.min(n - k);
