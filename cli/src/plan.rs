@@ -8,13 +8,15 @@ mod table;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Seconds, Selection, Selector,
-    default_compressors, spec,
+    Bandwidth, CodecBytes, Collective, CompressionRatio, CompressorSpec, Family, Gain, Link, LinkMatrix, Seconds,
+    Selection, Selector, Strategy, default_compressors, spec,
 };
+use flexcomm_optimizer::space::MAX_CRS;
 use flexcomm_optimizer::{
     DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, selected_by_one,
-    solve,
+    solve_among,
 };
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -54,7 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "MATRIX.csv")]
     links: Option<PathBuf>,
 
-    /// Compression ratios (kept share of values, 1e-9 to below 1), separated by commas. Dense is always added.
+    /// Compression ratios (kept share of values, 1e-9 to below 1), separated by commas, of what has no k of its own in --compressors.
+    /// Dense is always added.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true, value_delimiter = ',', value_parser = parse_cr, default_values_t = DEFAULT_CRS.map(Ratio))]
     crs: Vec<Ratio>,
 
@@ -194,10 +197,15 @@ fn parse_count(text: &str) -> Result<u64, String> {
 fn parse_cr(text: &str) -> Result<Ratio, String> {
     let value: f64 = text.trim().parse().map_err(|_| format!("{text:?} is not a number"))?;
     let cr = CompressionRatio::new(value).map_err(|e| e.to_string())?;
-    if value < LEAST_CR {
-        return Err(format!("compression ratio is {value:e}, allowed is {LEAST_CR:e} to below 1"));
-    }
+    at_least(cr)?;
     if cr.is_dense() { Err("1 is dense, which is always a candidate: leave it out".into()) } else { Ok(Ratio(value)) }
+}
+
+fn at_least(cr: CompressionRatio) -> Result<(), String> {
+    match cr.get() {
+        value if value < LEAST_CR => Err(format!("compression ratio is {value:e}, allowed is {LEAST_CR:e} to below 1")),
+        _ => Ok(()),
+    }
 }
 
 fn within(text: &str, what: &str, low: f64, high: f64) -> Result<f64, String> {
@@ -223,46 +231,66 @@ fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
     PolicyConfig::by_name(text).map_err(|e| e.to_string())
 }
 
-/// Compressors without their ratios.
+/// A compressor that competes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Candidate {
+    family: Family,
+    /// The only ratio that it competes at, where its text says one; else those of --crs.
+    ratio: Option<CompressionRatio>,
+}
+
+impl From<Family> for Candidate {
+    fn from(family: Family) -> Self {
+        Self { family, ratio: None }
+    }
+}
+
+/// What --compressors lists.
 #[derive(Debug, Clone)]
-struct Compressors(Vec<Family>);
+struct Compressors(Vec<Candidate>);
 
 fn compressors_help() -> String {
-    let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     format!(
-        "Compressors, separated by commas: names (topk, powersgd), or names with parameters and error feedback as in \
-         \"qsgd(s=7)+ef(vanilla)\"; k is left open. Without it all that compete by default: {default}"
+        "Compressors, separated by commas. A name alone (topk, powersgd, u8bit) is what competes by default under it, or else the \
+         compressor with error feedback; a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
+         does so at each of --crs, but where its text has a k of its own: topk(k=0.01)+ef(vanilla) is at 0.01 alone, \
+         topk(k=*)+ef(vanilla) at all. Without it all that compete by default: '{default}'"
     )
 }
 
-/// Names and specs. A name stands for what competes under it by default.
+/// Names and texts.
 fn parse_compressors(text: &str) -> Result<Compressors, String> {
     let mut all = Vec::new();
     for part in spec::split_list(text) {
-        let known: Vec<Family> = default_compressors().into_iter().filter(|family| family.name() == part).collect();
-        if known.is_empty() {
-            let family = part.parse::<Family>().map_err(|e| format!("failed to {e}"))?;
-            if family.is_none() {
-                return Err("none is dense, which is always a candidate: leave it out".into());
-            }
-            all.push(family);
+        if let Ok(spec) = part.parse::<CompressorSpec>()
+            && let Some(ratio) = spec.ratio()
+        {
+            at_least(ratio)?;
+            all.push(Candidate { family: spec.into(), ratio: Some(ratio) });
+            continue;
         }
-        all.extend(known);
+        let families = Family::named(part).map_err(|e| format!("failed to {e}"))?;
+        if families.iter().any(Family::is_none) {
+            return Err("none is dense, which is always a candidate: leave it out".into());
+        }
+        all.extend(families.into_iter().map(Candidate::from));
     }
     Ok(Compressors(all))
 }
 
 /// The compressors that compete.
-fn compressors(args: &Args) -> Result<Vec<Family>> {
-    let compressors = args.compressors.clone().map_or_else(default_compressors, |given| given.0);
-    let refused = |family: &&Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
-    if let Some(family) = compressors.iter().find(refused) {
+fn candidates(args: &Args) -> Result<Vec<Candidate>> {
+    let default = || default_compressors().into_iter().map(Candidate::from).collect();
+    let candidates = args.compressors.clone().map_or_else(default, |given| given.0);
+    let refused = |family: &Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
+    if let Some(family) = candidates.iter().map(|candidate| candidate.family).find(refused) {
         bad_argument!(
             "--compressors names {family}, which is biased: without error feedback what it leaves out is lost. Write \
              {family}+ef(vanilla), or allow it by --biased-without-memory (planner.biased_without_memory = true for a controller)"
         );
     }
-    Ok(compressors)
+    Ok(candidates)
 }
 
 /// Rows and columns of the matrices that a gradient is taken to be made of: 2 MiB of values, between the layers of a
@@ -325,7 +353,8 @@ impl Plan {
         };
         let mut problem = Problem { compute: args.compute, overlap: args.overlap, ..Problem::new(values, links) };
         let mut assumed = Vec::new();
-        let compressors = compressors(args)?;
+        let (config, spaces) = (policy(args)?, spaces(args, &candidates(args)?, problem.links.ranks())?);
+        let compressors: Vec<Family> = spaces.iter().flat_map(|space| &space.compressors).copied().collect();
         let noisy = compressors.iter().filter(|family| family.any().is_unbiased_without_memory());
         assumed.extend(noisy.map(|family| {
             format!("{family} adds the variance that it has on normally distributed values, averaged over the workers")
@@ -348,14 +377,13 @@ impl Plan {
                 }
             }
         }
-        let (config, space) = (policy(args)?, space(args, &compressors, problem.links.ranks())?);
-        assumed.extend(Self::assumptions(args, &problem, &gains, &compressors, &space)?);
+        assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
         if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
             assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
         }
         let solved = match &buckets {
-            None => Solved::one(&problem, &space, &config)?,
-            Some(buckets) => buckets::solve(&problem, buckets, (args, &space), &config)?,
+            None => Solved::one(&problem, &spaces, &config)?,
+            Some(buckets) => buckets::solve(&problem, buckets, (args, &spaces), &config)?,
         };
         if problem.compute == Seconds::ZERO {
             let from = match &config {
@@ -378,7 +406,6 @@ impl Plan {
         problem: &Problem,
         gains: &gains::Gains,
         compressors: &[Family],
-        space: &Space,
     ) -> Result<Vec<String>> {
         let mut assumed = Vec::new();
         if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
@@ -405,7 +432,7 @@ impl Plan {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
         let ranks = problem.links.ranks();
-        if ranks > 1 && space.collectives.iter().any(|c| c.is_art()) {
+        if ranks > 1 && compressors.iter().any(|family| family.any().selects()) {
             let beyond = selected_by_one(Gain::FULL, CompressionRatio::new(LEAST_CR)?, ranks).get();
             assumed.push(format!(
                 "art-ring and art-tree keep less than each rank for itself would, {:.0} % of what that is above the ratio: all in a \
@@ -447,8 +474,11 @@ impl Plan {
 
 impl Solved {
     /// One ratio for the whole gradient.
-    fn one(problem: &Problem, space: &Space, config: &PolicyConfig) -> Result<Self> {
-        let solution = solve(problem, space, config.policy()).context("failed to plan")?;
+    fn one(problem: &Problem, spaces: &[Space], config: &PolicyConfig) -> Result<Self> {
+        let mut seen = BTreeSet::new();
+        let mut all: Vec<Strategy> = spaces.iter().flat_map(Space::strategies).collect();
+        all.retain(|strategy| seen.insert(*strategy));
+        let solution = solve_among(problem, &all, config.policy()).context("failed to plan")?;
         Ok(Self {
             costs: solution.candidates.iter().map(Row::from).collect(),
             front: solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect(),
@@ -583,15 +613,32 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
     }
 }
 
-fn space(args: &Args, compressors: &[Family], ranks: usize) -> Result<Space> {
+/// One for each compressor, dense being in all of them. One worker has dense alone.
+fn spaces(args: &Args, candidates: &[Candidate], ranks: usize) -> Result<Vec<Space>> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
-    let crs = if ranks == 1 { Vec::new() } else { crs? };
-    if crs.len() > flexcomm_optimizer::space::MAX_CRS {
-        bad_argument!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
+    let crs = crs?;
+    if crs.len() > MAX_CRS {
+        bad_argument!("--crs lists {} ratios, at most {MAX_CRS} are allowed", crs.len());
     }
-    let collectives = Collective::ALL.to_vec();
-    let compressors = compressors.iter().copied().filter(|family| ranks > 1 || family.has_ratio()).collect();
-    Ok(Space { crs, compressors, collectives, selections: args.selection.clone() })
+    let space = |compressors: Vec<Family>, crs: Vec<CompressionRatio>| {
+        let collectives = Collective::ALL.to_vec();
+        Space { crs, compressors, collectives, selections: args.selection.clone() }
+    };
+    let mut spaces: Vec<Space> = Vec::new();
+    for one in candidates.iter().filter(|one| ranks > 1 || one.family.has_ratio()) {
+        let crs = if ranks == 1 { Vec::new() } else { one.ratio.map_or_else(|| crs.clone(), |own| vec![own]) };
+        match spaces.iter_mut().find(|space| space.compressors == [one.family]) {
+            Some(same) => same.crs.extend(crs),
+            None => spaces.push(space(vec![one.family], crs)),
+        }
+    }
+    if spaces.is_empty() {
+        spaces.push(space(Vec::new(), Vec::new()));
+    }
+    if let Some(space) = spaces.iter().find(|space| space.crs.len() > MAX_CRS) {
+        bad_argument!("{} has {} ratios, at most {MAX_CRS} are allowed", space.compressors[0], space.crs.len());
+    }
+    Ok(spaces)
 }
 
 #[cfg(test)]

@@ -382,6 +382,65 @@ fn gains_that_contradict_themselves_are_used_and_told() {
     assert!(told.len() == 2 && told.iter().zip(starts).all(|(t, s)| t.as_str().unwrap().starts_with(s)), "{told:?}");
 }
 
+/// A k in a compressor's text is its only ratio; a text without k, or with `k=*`, competes at those of --crs.
+#[test]
+fn a_k_in_the_text_is_the_only_ratio_of_that_compressor() {
+    let crs = |list: &str, more: &[&str]| -> Vec<(String, f64)> {
+        let args = ["--params", "25M", "--crs", "0.1,0.001", "--compressors", list, "--json"];
+        let answer = json(&on_network(&[&args[..], more].concat()));
+        let rows = answer["costs"].as_array().unwrap().iter().filter(|row| row["collective"] == "allgather");
+        rows.map(|row| (row["compressor"].as_str().unwrap().to_owned(), row["cr"].as_f64().unwrap())).collect()
+    };
+    let of = |name: &str, all: &[f64]| all.iter().map(|cr| (name.to_owned(), *cr)).collect::<Vec<_>>();
+    assert_eq!(crs("topk(k=0.01)+ef(vanilla)", &[]), of("topk", &[0.01]));
+    for open in ["topk", "topk(k=*)+ef(vanilla)", "topk+ef(vanilla)"] {
+        assert_eq!(crs(open, &[]), of("topk", &[0.1, 0.001]), "{open}");
+    }
+    let both = crs("topk(0.02)+ef(vanilla),mstopk,topk(k=0.03)+ef(vanilla)", &[]);
+    assert_eq!(both, [of("topk", &[0.02, 0.03]), of("mstopk", &[0.1, 0.001])].concat());
+    assert_eq!(crs("topk(k=0.01)+ef(vanilla)", &["--buckets", "2"]), of("topk", &[0.01]));
+    let answer = json(&on_network(&["--params", "25M", "--compressors", "topk(k=0.01)+ef(vanilla)", "--json"]));
+    let dense = answer["costs"].as_array().unwrap().iter().filter(|row| row["compressor"] == "none").count();
+    assert_eq!(dense, by(Pattern::Allreduce), "dense is there once");
+    refused_on_network(
+        &["--params", "1M", "--compressors", "topk(k=1e-300)+ef(vanilla)"],
+        &["allowed is 1e-9 to below 1"],
+    );
+}
+
+/// An alias is the name that it stands for; errors are about what was typed.
+#[test]
+fn names_in_compressors_are_read_alike_whatever_they_are() {
+    let strategies = |list: &str| {
+        let answer = json(&on_network(&["--params", "25M", "--compressors", list, "--json"]));
+        answer["costs"].as_array().unwrap().iter().map(|row| row["strategy"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(strategies("u8bit"), strategies("eightbit"));
+    assert!(strategies("adaq").contains(&"adaptivethreshold(k=0.1)+ef(vanilla)/allgather".into()));
+    assert!(strategies("efsignsgd").contains(&"efsignsgd+ef(vanilla)/allgather".into()));
+    refused_on_network(&["--params", "1M", "--compressors", "topk@0.01"], &["topk@0.01", ": topk(k=0.01)+ef(vanilla)"]);
+    refused_on_network(&["--params", "1M", "--compressors", "dense"], &["none is dense, which is always a candidate"]);
+    let output = on_network(&["--params", "1M", "--compressors", "dithering"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("without k: it must be given, a whole number from 1 to 127") && !said.contains("0.5"),
+        "{said}"
+    );
+}
+
+/// What --help lists as the default can be pasted behind --compressors.
+#[test]
+fn the_default_compressors_of_the_help_can_be_pasted() {
+    let help = text(&Command::new(env!("CARGO_BIN_EXE_flexcomm")).args(["plan", "--help"]).output().unwrap());
+    let list = help.split_once("Without it all").unwrap().1.split('\'').nth(1).unwrap();
+    assert!(!list.contains(char::is_whitespace), "{list:?}");
+    let costs = |more: &[&str]| {
+        let args = [&["plan", "--params", "25M", "--json"], &NETWORK[..], more].concat();
+        json(&Command::new(env!("CARGO_BIN_EXE_flexcomm")).args(args).output().unwrap())["costs"].clone()
+    };
+    assert_eq!(costs(&["--compressors", list]), costs(&[]));
+}
+
 /// What `bench compressors --json` printed is what a plan reckons with.
 #[test]
 fn times_come_from_a_bench() {

@@ -70,11 +70,12 @@ pub(super) fn read(text: &str, params: Option<u64>) -> Result<Buckets> {
 pub(super) fn solve(
     problem: &Problem,
     buckets: &Buckets,
-    (args, space): (&Args, &Space),
+    (args, spaces): (&Args, &[Space]),
     policy: &PolicyConfig,
 ) -> Result<Solved> {
-    let family = space.compressors.iter().copied().find(Family::has_ratio);
-    let Some(family) = family else {
+    let posed =
+        spaces.iter().find_map(|space| Some((space, space.compressors.iter().copied().find(Family::has_ratio)?)));
+    let Some((space, family)) = posed else {
         bad_argument!("--buckets solves for a ratio per bucket, and none of the compressors has one: name topk");
     };
     let whole = problem.profiles.get(&family.into());
@@ -93,7 +94,12 @@ pub(super) fn solve(
         plans,
         seed: args.seed,
         family,
-        left_out: space.compressors.iter().copied().filter(|other| *other != family).collect(),
+        left_out: spaces
+            .iter()
+            .flat_map(|space| &space.compressors)
+            .copied()
+            .filter(|other| *other != family)
+            .collect(),
         equal_energy: buckets.0.iter().any(|b| b.energy.is_none()),
         solution,
     };
