@@ -22,7 +22,7 @@ pub mod space;
 pub mod terms;
 pub mod times;
 
-pub use bucket_solve::{BucketSolution, Solver, evaluate_plans, solve_buckets};
+pub use bucket_solve::{BucketSolution, Solver, evaluate_alike, evaluate_plans, solve_buckets};
 pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
 pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve, solve_among};
