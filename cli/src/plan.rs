@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     times: Option<PathBuf>,
 
-    /// A ratio per bucket: so many equal buckets (1 to 60), or a file of them (see below).
+    /// A ratio per bucket, by the compressor that does best: so many equal buckets (1 to 60), or a file of them (see below).
     #[arg(long, value_name = "N|FILE.csv", allow_hyphen_values = true)]
     buckets: Option<String>,
 
@@ -114,8 +114,9 @@ pub struct Args {
     selection: Vec<Selection>,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
-    /// that a job can be given (null with --buckets), "t_quality_s" is the time for the progress
+    /// --buckets also "solver" with each compressor's best plan in "compressors", and "bucket_crs" in them, in the choice and in each
+    /// point of the front. "strategy" is the text
+    /// that a job can be given (null where ratios differ from bucket to bucket), "t_quality_s" is the time for the progress
     /// of a dense step, "gain" the share of the energy that is sent (of an unbiased compressor without error feedback 1/(1 + ω)),
     /// "variance" what such a one adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to
     /// dense; null where there is none.
@@ -328,8 +329,10 @@ struct Plan {
     policy: &'static str,
     network: String,
     assumed: Vec<String>,
-    /// Whether any gain is the default profile's.
-    gain_assumed: bool,
+    /// Whether gains were given, of what keeps a share of the values.
+    gain_given: bool,
+    /// Whether gains may rest on the default profile: not where every bucket has its own.
+    curve_assumed: bool,
 }
 
 /// What came of a problem.
@@ -377,6 +380,10 @@ impl Plan {
                 }
             }
         }
+        let curve_assumed = args.gain.is_some() || buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
+        if curve_assumed {
+            assumed.extend(about_curve(args, &problem, &spaces));
+        }
         assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
         if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
             assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
@@ -394,8 +401,8 @@ impl Plan {
             assumed.push(without_compute(from)?);
         }
         assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
-        let gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
-        let mut plan = Self { problem, solved, policy: config.policy().name(), network, assumed, gain_assumed };
+        let (policy, gain_given) = (config.policy().name(), args.gain.is_some());
+        let mut plan = Self { problem, solved, policy, network, assumed, gain_given, curve_assumed };
         plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
@@ -411,16 +418,6 @@ impl Plan {
         if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
             let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
             assumed.push(why.into());
-        }
-        let told = |family: &Family| family.has_ratio() && gains.has_times() || problem.times.knows(*family);
-        let unknown: Vec<_> = compressors.iter().filter(|family| !told(family)).collect();
-        if !unknown.is_empty() {
-            let names: Vec<String> = unknown.iter().map(ToString::to_string).collect();
-            assumed.push(format!(
-                "{} {} 2 ns per value and 10 ns per kept value: give --times for measured ones",
-                names.join(", "),
-                if names.len() == 1 { "takes" } else { "take" }
-            ));
         }
         if compressors.iter().any(|family| !family.has_ratio() && known_gain(*family).is_none()) {
             assumed.push(
@@ -444,9 +441,11 @@ impl Plan {
     }
 
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
-        let Solved { costs, front, choice, .. } = &mut self.solved;
+        let Solved { costs, front, choice, buckets, .. } = &mut self.solved;
         let dense = costs.iter().filter(|r| r.is_dense()).map(Row::t_step_s).min_by(f64::total_cmp);
-        for row in costs.iter_mut().chain(front).chain([choice]) {
+        let of_compressors = buckets.iter_mut().flat_map(buckets::Searched::rows);
+        for row in costs.iter_mut().chain(front).chain([choice]).chain(of_compressors) {
+            row.gain_assumed = self.curve_assumed && self.problem.rests_on_assumed_curve(&row.of.strategy);
             let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
             let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
@@ -509,14 +508,17 @@ struct Row {
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
     break_even_gain: Option<f64>,
-    /// With buckets, each one's ratio: no strategy says that.
+    /// With buckets, each one's ratio: no strategy says that, but where they are alike for want of a ratio.
     bucket_crs: Option<Vec<f64>>,
+    /// Whether its gain rests on the default profile.
+    gain_assumed: bool,
 }
 
 impl From<&Evaluated> for Row {
     fn from(of: &Evaluated) -> Self {
         let cr = of.strategy.cr().get();
-        Self { of: of.clone(), cr, t_quality_s: of.t_step.get(), break_even_gain: None, bucket_crs: None }
+        let t_quality_s = of.t_step.get();
+        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, bucket_crs: None, gain_assumed: false }
     }
 }
 
@@ -534,6 +536,11 @@ impl Row {
         self.of.strategy.family() == other.of.strategy.family() && self.cr == other.cr
     }
 
+    /// Whether a strategy says all of it.
+    fn is_one_strategy(&self) -> bool {
+        self.bucket_crs.is_none() || !self.of.strategy.family().has_ratio()
+    }
+
     fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
         let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
         Self { bucket_crs, ..Self::from(e) }
@@ -542,7 +549,7 @@ impl Row {
     fn json(&self) -> serde_json::Value {
         let strategy = &self.of.strategy;
         let mut json = serde_json::json!({
-            "strategy": self.bucket_crs.is_none().then(|| strategy.to_string()),
+            "strategy": self.is_one_strategy().then(|| strategy.to_string()),
             "compressor": strategy.family().name(),
             "collective": strategy.collective(),
             "cr": self.cr,
@@ -580,6 +587,23 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
             )
         }
         Some(_) | None => format!("{no_compute}: give it for real step times"),
+    })
+}
+
+/// What is told of the gain that is assumed, where the gain of any candidate rests on it.
+fn about_curve(args: &Args, problem: &Problem, spaces: &[Space]) -> Option<String> {
+    let mut resting = BTreeSet::new();
+    let strategies = spaces.iter().flat_map(Space::strategies);
+    resting.extend(strategies.filter(|x| problem.rests_on_assumed_curve(x)).map(|x| x.family().to_string()));
+    if resting.is_empty() {
+        return None;
+    }
+    let names = resting.into_iter().collect::<Vec<_>>().join(", ");
+    Some(match args.gain {
+        None => "gain(c) = c^0.6: give --gain for measured ones".into(),
+        Some(_) => {
+            format!("gain(c) = c^0.6 at the share of bytes of {names}: --gain is of what keeps a share of the values")
+        }
     })
 }
 

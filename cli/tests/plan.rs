@@ -321,6 +321,50 @@ fn few_buckets_are_enumerated_and_many_searched_by_nsga_ii_with_a_seed() {
     assert_eq!(many, solved("24", "7"), "the same seed gives the same plan");
 }
 
+/// Every compressor is solved for, and what has no ratio is the same in all buckets.
+#[test]
+fn a_ratio_per_bucket_is_solved_for_every_compressor_and_the_best_is_chosen() {
+    let base = ["--params", "25.56M", "--compute", "50ms", "--buckets", "4", "--json", "--compressors"];
+    let best = |list: &str| json(&on_network(&[&base[..], &[list]].concat()));
+    let all = best("topk,mstopk,fp16,powersgd(rank=2)+ef(vanilla)");
+    let compressors = all["solver"]["compressors"].as_array().unwrap();
+    let specs: Vec<&str> = compressors.iter().map(|c| c["spec"].as_str().unwrap()).collect();
+    assert_eq!(specs, ["topk(k=*)+ef(vanilla)", "mstopk(k=*)+ef(vanilla)", "fp16", "powersgd(rank=2)+ef(vanilla)"]);
+    let time = |v: &serde_json::Value| v["t_quality_s"].as_f64().unwrap();
+    let least = compressors.iter().map(time).fold(f64::MAX, f64::min);
+    let dense = all["costs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|c| c["compressor"] == "none")
+        .map(time)
+        .fold(f64::MAX, f64::min);
+    assert!((time(&all["choice"]) - least.min(dense)).abs() < 1e-9, "{}", all["choice"]);
+    // Each as if it were alone.
+    let alone = best("topk");
+    assert_eq!(alone["solver"]["compressors"][0]["t_quality_s"], compressors[0]["t_quality_s"]);
+    let fp16 = &compressors[2];
+    assert_eq!((&fp16["strategy"], &fp16["solver"]), (&"fp16/dense-ring".into(), &serde_json::Value::Null));
+    // Four rings of 14 latencies, and half the bytes.
+    let dense_ring = all["costs"].as_array().unwrap().iter().find(|c| c["strategy"] == "none/dense-ring").unwrap();
+    let bytes = |row: &serde_json::Value| row["t_sync_s"].as_f64().unwrap() - 4.0 * 0.014;
+    assert!((bytes(dense_ring) / bytes(fp16) - 2.0).abs() < 1e-4, "{fp16}");
+    let shown = text(&on_network(&[&base[..5], &["40", "--compressors", "fp16,topk"]].concat()));
+    assert!(shown.contains("Choice: ") && !shown.contains("left out"), "{shown}");
+}
+
+/// The sentence on the assumed gain stands where the choice's gain rests on it.
+#[test]
+fn the_assumed_gain_is_told_where_the_choice_uses_it() {
+    let slow = ["--params", "25M", "--workers", "8", "--latency", "1ms", "--bandwidth", "100mbit", "--compressors"];
+    let shown = |list: &str| text(&run(&[&slow[..], &[list]].concat()));
+    let holds = "This holds under the assumed gain c^0.6";
+    assert!(shown("topk").contains(holds));
+    let fp16 = shown("fp16");
+    assert!(fp16.contains("Choice: fp16") && !fp16.contains("c^0.6"), "{fp16}");
+    assert!(shown("fp16,topk(k=0.1)+ef(vanilla)").contains("Assumed: gain(c) = c^0.6"));
+}
+
 /// AR-Topk's ranks decompress one sum each, not every rank's message: also where the gradient is one bucket.
 #[test]
 fn one_bucket_costs_what_the_whole_gradient_does() {
