@@ -6,9 +6,9 @@ use super::output::{Output, Skipped};
 use super::plot::Plot;
 use super::torch;
 use super::worker::{Asked, Event, Job, Message, Worker};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use flexcomm_compression::methods;
-use flexcomm_domain::spec::{self, CompressorSpec};
+use flexcomm_domain::spec::{self, CompressorKind, CompressorSpec};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ Columns:
   to torch      time to compress over that of torch.topk alone (k = 1 % of n, magnitudes made
                 before) on the same data and as many threads; - (null in --json) without torch
 
-A row appears as soon as it is measured. Times are the middle of at least 7 repetitions (as
-far as --patience allows) of a copy, compressing and decompressing in turns, each step on other
+A row appears as soon as it is measured. Times are the median of at least 7 repetitions (as
+far as --max-time allows) of a copy, compressing and decompressing in turns, each step on other
 values. Threads each compress an equal part of the gradient. Parts are matrices, as near to
 squares as n allows. What measures is a process of its own: a method that has no row after
 --limit is ended, and its row says so; larger sizes of it are not tried. No time is ever
@@ -59,7 +59,7 @@ Examples:
   flexcomm bench compressors --json --plot compressors.svg
       for scripts and eyes")]
 pub struct Args {
-    /// Names, or whole strategies with parameters. A name alone takes its first example's parameters; threshold,
+    /// Names, or whole strategies with parameters. A name alone, or an alias of it, takes its first example's parameters; threshold,
     /// hardthreshold and variance take one that sends about 1 % of these values (marked *), sketched k = 1 % [default: every one,
     /// and top-k with error feedback].
     #[arg(long, value_name = "A,B", value_parser = split_methods)]
@@ -77,8 +77,8 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
     /// Begin no further repetition of one method and size after this long.
-    #[arg(long, default_value = "2s", value_name = "DURATION")]
-    patience: flexcomm_domain::Seconds,
+    #[arg(long, alias = "patience", default_value = "2s", value_name = "DURATION")]
+    max_time: flexcomm_domain::Seconds,
     /// End a method that has no row after this long at a size (spectral methods grow with n^1.5 to n^2).
     #[arg(long, default_value = "60s", value_name = "DURATION")]
     limit: flexcomm_domain::Seconds,
@@ -116,6 +116,8 @@ pub(super) fn read_n(text: &str) -> Result<usize, String> {
 
 /// A name alone becomes its first example, or waits for the values that its parameters are chosen from.
 fn asked(text: &str) -> Result<Asked> {
+    // An alias is the name that it stands for.
+    let text = text.parse::<CompressorKind>().map_or(text, |kind| kind.name());
     if fitted::is_fitted(text) {
         return Ok(Asked::Fitted(text.to_owned()));
     }
@@ -124,7 +126,7 @@ fn asked(text: &str) -> Result<Asked> {
         Some(entry) => format!("{}({})", entry.info.name, fitted::example(entry)),
         None => text.to_owned(),
     };
-    let strategy: CompressorSpec = whole.parse().with_context(|| format!("--methods {text}"))?;
+    let strategy: CompressorSpec = whole.parse().map_err(|e| anyhow!("--methods {text}: failed to {e}"))?;
     Ok(Asked::Strategy(strategy.to_string()))
 }
 
@@ -149,7 +151,7 @@ pub fn run(args: Args) -> Result<()> {
     let all = methods.len() * args.n.len() * args.distributions.len();
     let output = Output::new(args.json, &methods, plot, all)?;
     // What there is is shown after the first Ctrl-C.
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let mut run = Run { args, methods, python, output, slow: BTreeMap::new(), stop };
     run.cases()?;
     let stopped = run.stop.load(Ordering::Relaxed);
@@ -191,7 +193,7 @@ impl Run {
             distribution,
             dtype: self.args.dtype,
             threads: self.args.threads.into(),
-            patience_s: self.args.patience.get(),
+            max_time_s: self.args.max_time.get(),
             python: self.python.clone(),
             torch_s: None,
         };

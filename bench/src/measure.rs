@@ -1,4 +1,4 @@
-//! Times of one compressor, and of a plain copy: in turns, on buffers that were written before, and the middle of several.
+//! Times of one compressor, and of a plain copy: in turns, on buffers that were written before, and the median of several.
 
 use super::data::{DType, Distribution};
 use anyhow::{Result, anyhow};
@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Repetitions whose middle counts: at least so many where patience lasts,
+/// Repetitions whose median counts: at least so many where the time allows,
 const LEAST_REPEATS: usize = 7;
 /// and more until so much time is spent,
 const SPEND: Duration = Duration::from_millis(300);
@@ -22,7 +22,7 @@ const MOST_REPEATS: usize = 201;
 /// Messages that are decompressed and added up: the first replaces what was there, and costs less than the others.
 const ADDED: usize = 2;
 
-/// Patiences that a first step takes which is not repeated.
+/// A first step that takes so many times the longest time of a method is not repeated.
 const SLOW: f64 = 10.0;
 
 /// Steps that a method whose decisions wait for several gradients gets before any counts.
@@ -51,7 +51,7 @@ pub struct Case<'a> {
     /// Each with an equal part.
     pub threads: usize,
     /// No repetition begins later.
-    pub patience: Duration,
+    pub max_time: Duration,
 }
 
 /// One line of the table; the names of `--json`.
@@ -156,6 +156,13 @@ impl Drop for Passing<'_> {
     }
 }
 
+/// What compressing one step took and sent.
+struct Sent {
+    seconds: f64,
+    bytes: usize,
+    energy: Energy,
+}
+
 /// The most nearly square matrix of n values.
 fn shape(n: usize) -> Shape {
     let cols = (1..=n.isqrt()).rev().find(|cols| n.is_multiple_of(*cols)).unwrap_or(1);
@@ -200,7 +207,7 @@ impl<'a> Part<'a> {
     }
 
     /// All exchanges of one step, alone in the world: what is sent is also the sum.
-    fn compress(&mut self) -> Result<(f64, usize, Energy)> {
+    fn compress(&mut self) -> Result<Sent> {
         let step = Step { index: self.step, learning_rate: 0.1 };
         let gradient = match self.dtype {
             DType::Fp32 => Gradient::F32(black_box(shifted(self.values, self.n, self.step))),
@@ -214,7 +221,7 @@ impl<'a> Part<'a> {
             let (more, next) = timed(|| self.pipeline.advance(&sum, &mut self.out));
             (seconds, outcome, bytes) = (seconds + more, next?, bytes + self.out.len());
         }
-        Ok((seconds, bytes, outcome.energy))
+        Ok(Sent { seconds, bytes, energy: outcome.energy })
     }
 
     /// Of one message: half of two that are added up, or of what travels as a sum the one that arrives.
@@ -241,8 +248,8 @@ impl<'a> Part<'a> {
         let compressed = self.compress();
         lines.wait(2);
         let decompressed = self.decompress();
-        let (compress, bytes, energy) = compressed?;
-        Ok(Took { compress, decompress: decompressed?, copy, bytes, energy })
+        let Sent { seconds, bytes, energy } = compressed?;
+        Ok(Took { compress: seconds, decompress: decompressed?, copy, bytes, energy })
     }
 }
 
@@ -273,21 +280,21 @@ fn together(parts: &mut [Part<'_>]) -> Result<Took> {
     })
 }
 
-/// The middle times of some steps, after those that teach the method and those that fill buffers: two, since many methods keep
+/// The median times of some steps, after those that teach the method and those that fill buffers: two, since many methods keep
 /// a pair that they swap, and memory that is new costs more than the work. Of a method to which that is nothing, the last of its
 /// lessons counts.
-fn middle(parts: &mut [Part<'_>], (lessons, patience): (usize, Duration)) -> Result<Took> {
+fn medians(parts: &mut [Part<'_>], lessons: usize, max_time: Duration) -> Result<Took> {
     for _ in 1..lessons {
         together(parts)?;
     }
     let (seconds, first) = timed(|| together(parts));
-    if seconds > SLOW * patience.as_secs_f64() {
+    if seconds > SLOW * max_time.as_secs_f64() {
         return first;
     }
     first.and_then(|_| together(parts))?;
     let begun = Instant::now();
     let mut all = vec![together(parts)?];
-    while begun.elapsed() < patience
+    while begun.elapsed() < max_time
         && (all.len() < LEAST_REPEATS || (all.len() < MOST_REPEATS && begun.elapsed() < SPEND))
     {
         all.push(together(parts)?);
@@ -311,7 +318,7 @@ pub fn row(strategy: &CompressorSpec, case: &Case<'_>, distribution: Distributio
     let part = |(from, to): (usize, usize)| Part::new(strategy, &case.values[from..to + MORE], case.dtype);
     let mut parts = ends.map(part).collect::<Result<Vec<_>>>()?;
     let lessons = if strategy.compressor().name == "variance" { LESSONS } else { 1 };
-    let took = middle(&mut parts, (lessons, case.patience))?;
+    let took = medians(&mut parts, lessons, case.max_time)?;
     let per = |seconds: f64| seconds / took.copy.max(1e-9);
     Ok(Row {
         method: strategy.to_string(),

@@ -63,7 +63,7 @@ pub struct Job {
     /// Each with an equal part.
     pub threads: usize,
     /// No repetition begins later.
-    pub patience_s: f64,
+    pub max_time_s: f64,
     /// With torch that is still to be timed.
     pub python: Option<PathBuf>,
     /// Of torch.topk, where it is known.
@@ -187,8 +187,8 @@ pub fn run() -> Result<()> {
         Some(python) => time_torch(python, &values[..job.n], job.threads)?,
         None => job.torch_s,
     };
-    let patience = Duration::from_secs_f64(job.patience_s);
-    let case = Case { values: &values, dtype: job.dtype, threads: job.threads, patience };
+    let max_time = Duration::from_secs_f64(job.max_time_s);
+    let case = Case { values: &values, dtype: job.dtype, threads: job.threads, max_time };
     for method in &job.methods {
         write(&Message::Begun(method.label()))?;
         let message = match measured(method, &case, (job.distribution, torch_s)) {

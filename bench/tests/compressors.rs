@@ -34,7 +34,7 @@ fn python(folder: &std::path::Path) -> String {
 
 #[test]
 fn every_method_has_a_row() {
-    let rows = rows(&bench(&["--n", "2e3", "--patience", "1ms", "--json"]));
+    let rows = rows(&bench(&["--n", "2e3", "--max-time", "1ms", "--json"]));
     let names = flexcomm_compression::methods::all().map(|entry| entry.info.name);
     let methods: Vec<_> = names.chain(["topk(k=0.01)+ef(vanilla)"]).collect();
     assert_eq!(rows.len(), 3 * methods.len());
@@ -79,7 +79,7 @@ fn thresholds_come_from_the_values() {
 
 #[test]
 fn a_k_above_n_is_marked() {
-    let args = ["--methods", "topk(k=5000),topk(k=10)", "--n", "2e3", "--distributions", "normal", "--patience", "1ms"];
+    let args = ["--methods", "topk(k=5000),topk(k=10)", "--n", "2e3", "--distributions", "normal", "--max-time", "1ms"];
     let marked: Vec<_> =
         rows(&bench(&[&args[..], &["--json"]].concat())).iter().map(|r| r["keeps_all"].clone()).collect();
     assert_eq!(marked, [true, false]);
@@ -115,7 +115,7 @@ fn what_is_wrong_is_named_at_once() {
     let (png, lost) = (folder.path().join("a.png"), folder.path().join("nowhere/a.svg"));
     let (png, lost) = (png.to_str().unwrap(), lost.to_str().unwrap());
     for (args, word) in [
-        (&["--methods", "topq"][..], "topq"),
+        (&["--methods", "topq"][..], "failed to find compressor \"topq\""),
         (&["--methods", "topk(k=2.5)"], "k"),
         (&["--methods", "topk(k=1.0)"], "1.0"),
         (&["--n", "0"], "--n"),
@@ -162,7 +162,7 @@ fn slow_methods_do_not_hold_the_table() {
     // Its singular values take minutes at this size.
     let methods = "onebit,atomo(budget=1),signsgd";
     let args =
-        ["--methods", methods, "--n", "9e6,1e7", "--distributions", "laplace", "--limit", "5s", "--patience", "1ms"];
+        ["--methods", methods, "--n", "9e6,1e7", "--distributions", "laplace", "--limit", "5s", "--max-time", "1ms"];
     let begun = Instant::now();
     let rows = rows(&bench(&[&args[..], &["--json"]].concat()));
     assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
@@ -232,7 +232,7 @@ fn a_case_that_fails_is_no_methods_fault() {
     // Values of 4 GB do not fit.
     let script = "ulimit -v 3000000; ulimit -c 0; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", script, env!("CARGO_BIN_EXE_flexcomm"), "bench", "compressors", "--json", "--patience", "1ms"]);
+    command.args(["-c", script, env!("CARGO_BIN_EXE_flexcomm"), "bench", "compressors", "--json", "--max-time", "1ms"]);
     command.args(["--methods", "onebit,signsgd", "--n", "1e9,1.1e9,1e4", "--distributions", "normal"]);
     let output = command.env_remove("FLEXCOMM_PYTHON").output().unwrap();
     let (rows, errors) = (rows(&output), String::from_utf8(output.stderr).unwrap());
@@ -251,7 +251,7 @@ fn a_case_that_fails_is_no_methods_fault() {
 #[test]
 fn methods_that_fail_are_tried_again_at_other_sizes() {
     let mut command = command(&["--methods", "atomo(budget=1),onebit", "--n", "9e6,1e7", "--distributions", "normal"]);
-    command.args(["--limit", "10s", "--patience", "1ms", "--json"]);
+    command.args(["--limit", "10s", "--max-time", "1ms", "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut errors = errors(&mut child);
     send(Signal::SIGKILL, measuring(&child, &mut errors, "[1/4]"));
@@ -266,7 +266,7 @@ fn methods_that_fail_are_tried_again_at_other_sizes() {
 /// What reads rows need not know whether they were measured.
 #[test]
 fn skipped_rows_have_the_keys_of_measured_ones() {
-    let args = ["--n", "9e6", "--distributions", "normal", "--patience", "1ms", "--limit", "1ms", "--json"];
+    let args = ["--n", "9e6", "--distributions", "normal", "--max-time", "1ms", "--limit", "1ms", "--json"];
     let skipped = rows(&bench(&[&args[..], &["--methods", "variance,atomo(budget=1)"]].concat()));
     let measured =
         rows(&bench(&["--n", "1e3", "--distributions", "normal", "--methods", "variance,atomo(budget=1)", "--json"]));
@@ -301,7 +301,7 @@ fn rows_come_as_they_are_measured_and_ctrl_c_keeps_them() {
     let methods = "onebit,signsgd,atomo(budget=1),topk";
     for json in [false, true] {
         let mut command =
-            command(&["--methods", methods, "--n", "9e6", "--distributions", "normal", "--patience", "1ms"]);
+            command(&["--methods", methods, "--n", "9e6", "--distributions", "normal", "--max-time", "1ms"]);
         command.args(["--limit", "1000s", "--plot", plot.to_str().unwrap()]);
         command.args(json.then_some("--json")).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();

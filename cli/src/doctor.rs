@@ -16,7 +16,7 @@ pub struct Args {
     /// What is to run on this machine; several by commas.
     #[arg(long = "for", value_enum, value_delimiter = ',', default_values_t = [Purpose::Agent, Purpose::Shaping, Purpose::Lab])]
     purposes: Vec<Purpose>,
-    /// A controller that must answer, for example http://127.0.0.1:7070; not looked at when absent.
+    /// A controller that must answer, for example http://127.0.0.1:7070, or HOST or HOST:PORT of one; not looked at when absent.
     #[arg(long, value_name = "URL", env = "FLEXCOMM_CONTROLLER")]
     controller: Option<String>,
     /// Where the agent will keep its spool and tc's journal.
@@ -43,6 +43,20 @@ enum Purpose {
     Lab,
 }
 
+/// Port that a controller listens on unless it is told another.
+const PORT: u16 = 7070;
+
+/// A URL as it is; HOST and HOST:PORT as that of a controller there.
+fn controller_url(text: &str) -> String {
+    let text = text.trim();
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) && !text.ends_with(']');
+    match (text.contains("://"), has_port) {
+        (true, _) => text.to_owned(),
+        (false, true) => format!("http://{text}"),
+        (false, false) => format!("http://{text}:{PORT}"),
+    }
+}
+
 /// Runs `flexcomm doctor`.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let group = |purpose: &Purpose| match purpose {
@@ -55,7 +69,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         state_dir: args.state_dir,
         run_dir: args.run_dir,
         data: args.data,
-        controller: args.controller,
+        controller: args.controller.map(|text| controller_url(&text)),
     };
     let checks = doctor::examine(&options);
     let well = doctor::is_well(&checks);
@@ -69,4 +83,22 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         anyhow::bail!("missing here: {}", missing.collect::<Vec<_>>().join(", "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::controller_url;
+
+    #[test]
+    fn a_controller_may_be_named_without_its_scheme_and_port() {
+        for (given, url) in [
+            ("http://ctl:8080", "http://ctl:8080"),
+            ("ctl", "http://ctl:7070"),
+            ("10.0.0.1:80", "http://10.0.0.1:80"),
+            ("[fd00::1]", "http://[fd00::1]:7070"),
+            ("[fd00::1]:80", "http://[fd00::1]:80"),
+        ] {
+            assert_eq!(controller_url(given), url);
+        }
+    }
 }

@@ -106,16 +106,17 @@ pub fn run(args: Args) -> Result<()> {
 
 fn load_schedule(up: &Up) -> Result<Schedule> {
     let schedule = match up.scenario.as_str() {
-        "c1" => schedule::c1().scaled(up.rate_divisor).context("--rate-divisor")?,
-        "c2" => schedule::c2().scaled(up.rate_divisor).context("--rate-divisor")?,
+        "c1" => schedule::c1().scaled(up.rate_divisor).context("failed to read --rate-divisor")?,
+        "c2" => schedule::c2().scaled(up.rate_divisor).context("failed to read --rate-divisor")?,
         file => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("--scenario {file}: neither c1 nor c2 nor a file that can be read"))?;
-            Schedule::from_toml(&text).with_context(|| format!("--scenario {file}"))?
+            let text = std::fs::read_to_string(file).with_context(|| {
+                format!("failed to read --scenario {file}: neither c1 nor c2 nor a file that can be read")
+            })?;
+            Schedule::from_toml(&text).with_context(|| format!("failed to read --scenario {file}"))?
         }
     };
     match up.epochs {
-        Some(epochs) => schedule.stretched(epochs).context("--epochs"),
+        Some(epochs) => schedule.stretched(epochs).context("failed to read --epochs"),
         None => Ok(schedule),
     }
 }
@@ -134,7 +135,7 @@ fn plan(up: &Up) -> Result<LabPlan> {
     };
     training.check()?;
     if let Some(strategy) = &up.strategy {
-        strategy.parse::<flexcomm_domain::Strategy>().context("--strategy")?;
+        strategy.parse::<flexcomm_domain::Strategy>().context("failed to read --strategy")?;
     }
     Ok(LabPlan {
         nodes: up.nodes,
@@ -161,7 +162,9 @@ fn new_folder() -> Result<PathBuf> {
         let path = if i == 1 { base.clone() } else { base.with_extension(i.to_string()) };
         match std::fs::create_dir(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            outcome => return outcome.map(|()| path.clone()).with_context(|| path.display().to_string()),
+            outcome => {
+                return outcome.map(|()| path.clone()).with_context(|| format!("failed to create {}", path.display()));
+            }
         }
     }
     bail!("no free name for a folder beside {}", base.display())
@@ -171,17 +174,17 @@ fn new_folder() -> Result<PathBuf> {
 fn run_up(up: Up) -> Result<()> {
     let mut plan = plan(&up).map_err(|why| crate::BadArgument(format!("{why:#}")))?;
     // So that the cluster is taken down in order.
-    let stop = flexcomm_signals::stop().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop().context("failed to watch for Ctrl-C")?;
     let lab = flexcomm_lab::host::prepare(HostOptions { backend: up.backend, listen: up.listen })?;
     let out = match up.out {
         None => new_folder()?,
-        Some(out) => {
-            std::fs::create_dir_all(&out).map(|()| out.clone()).with_context(|| format!("--out {}", out.display()))?
-        }
+        Some(out) => std::fs::create_dir_all(&out)
+            .map(|()| out.clone())
+            .with_context(|| format!("failed to create --out {}", out.display()))?,
     };
-    plan.out = out.canonicalize()?;
+    plan.out = out.canonicalize().with_context(|| format!("failed to find --out {}", out.display()))?;
     // For as long as this process lives: two labs would write into each other's logs.
-    let held = std::fs::File::open(&plan.out).with_context(|| format!("--out {}", out.display()))?;
+    let held = std::fs::File::open(&plan.out).with_context(|| format!("failed to open --out {}", out.display()))?;
     if let Err(std::fs::TryLockError::WouldBlock) = held.try_lock() {
         bad_argument!("--out {}: a lab that is running writes there, choose another", out.display());
     }

@@ -8,13 +8,15 @@ mod table;
 use anyhow::{Context, Result};
 use flexcomm_compression::{Layers, Sizes, codec::Shape};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Seconds, Selection, Selector,
-    default_compressors, spec,
+    Bandwidth, CodecBytes, Collective, CompressionRatio, CompressorSpec, Family, Gain, Link, LinkMatrix, Seconds,
+    Selection, Selector, Strategy, default_compressors, spec,
 };
+use flexcomm_optimizer::space::MAX_CRS;
 use flexcomm_optimizer::{
     DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, selected_by_one,
-    solve,
+    solve_among,
 };
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -54,7 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "MATRIX.csv")]
     links: Option<PathBuf>,
 
-    /// Compression ratios (kept share of values, 1e-9 to below 1), separated by commas. Dense is always added.
+    /// Compression ratios (kept share of values, 1e-9 to below 1), separated by commas, of what has no k of its own in --compressors.
+    /// Dense is always added.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true, value_delimiter = ',', value_parser = parse_cr, default_values_t = DEFAULT_CRS.map(Ratio))]
     crs: Vec<Ratio>,
 
@@ -68,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     times: Option<PathBuf>,
 
-    /// A ratio per bucket: so many equal buckets (1 to 60), or a file of them (see below).
+    /// A ratio per bucket, by the compressor that does best: so many equal buckets (1 to 60), or a file of them (see below).
     #[arg(long, value_name = "N|FILE.csv", allow_hyphen_values = true)]
     buckets: Option<String>,
 
@@ -111,8 +114,9 @@ pub struct Args {
     selection: Vec<Selection>,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver", and "bucket_crs" in the choice and in each point of the front. "strategy" is the text
-    /// that a job can be given (null with --buckets), "t_quality_s" is the time for the progress
+    /// --buckets also "solver" with each compressor's best plan in "compressors", and "bucket_crs" in them, in the choice and in each
+    /// point of the front. "strategy" is the text
+    /// that a job can be given (null where ratios differ from bucket to bucket), "t_quality_s" is the time for the progress
     /// of a dense step, "gain" the share of the energy that is sent (of an unbiased compressor without error feedback 1/(1 + ω)),
     /// "variance" what such a one adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to
     /// dense; null where there is none.
@@ -194,10 +198,15 @@ fn parse_count(text: &str) -> Result<u64, String> {
 fn parse_cr(text: &str) -> Result<Ratio, String> {
     let value: f64 = text.trim().parse().map_err(|_| format!("{text:?} is not a number"))?;
     let cr = CompressionRatio::new(value).map_err(|e| e.to_string())?;
-    if value < LEAST_CR {
-        return Err(format!("compression ratio is {value:e}, allowed is {LEAST_CR:e} to below 1"));
-    }
+    at_least(cr)?;
     if cr.is_dense() { Err("1 is dense, which is always a candidate: leave it out".into()) } else { Ok(Ratio(value)) }
+}
+
+fn at_least(cr: CompressionRatio) -> Result<(), String> {
+    match cr.get() {
+        value if value < LEAST_CR => Err(format!("compression ratio is {value:e}, allowed is {LEAST_CR:e} to below 1")),
+        _ => Ok(()),
+    }
 }
 
 fn within(text: &str, what: &str, low: f64, high: f64) -> Result<f64, String> {
@@ -223,46 +232,66 @@ fn parse_policy(text: &str) -> Result<PolicyConfig, String> {
     PolicyConfig::by_name(text).map_err(|e| e.to_string())
 }
 
-/// Compressors without their ratios.
+/// A compressor that competes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Candidate {
+    family: Family,
+    /// The only ratio that it competes at, where its text says one; else those of --crs.
+    ratio: Option<CompressionRatio>,
+}
+
+impl From<Family> for Candidate {
+    fn from(family: Family) -> Self {
+        Self { family, ratio: None }
+    }
+}
+
+/// What --compressors lists.
 #[derive(Debug, Clone)]
-struct Compressors(Vec<Family>);
+struct Compressors(Vec<Candidate>);
 
 fn compressors_help() -> String {
-    let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     format!(
-        "Compressors, separated by commas: names (topk, powersgd), or names with parameters and error feedback as in \
-         \"qsgd(s=7)+ef(vanilla)\"; k is left open. Without it all that compete by default: {default}"
+        "Compressors, separated by commas. A name alone (topk, powersgd, u8bit) is what competes by default under it, or else the \
+         compressor with error feedback; a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
+         does so at each of --crs, but where its text has a k of its own: topk(k=0.01)+ef(vanilla) is at 0.01 alone, \
+         topk(k=*)+ef(vanilla) at all. Without it all that compete by default: '{default}'"
     )
 }
 
-/// Names and specs. A name stands for what competes under it by default.
+/// Names and texts.
 fn parse_compressors(text: &str) -> Result<Compressors, String> {
     let mut all = Vec::new();
     for part in spec::split_list(text) {
-        let known: Vec<Family> = default_compressors().into_iter().filter(|family| family.name() == part).collect();
-        if known.is_empty() {
-            let family = part.parse::<Family>().map_err(|e| format!("failed to {e}"))?;
-            if family.is_none() {
-                return Err("none is dense, which is always a candidate: leave it out".into());
-            }
-            all.push(family);
+        if let Ok(spec) = part.parse::<CompressorSpec>()
+            && let Some(ratio) = spec.ratio()
+        {
+            at_least(ratio)?;
+            all.push(Candidate { family: spec.into(), ratio: Some(ratio) });
+            continue;
         }
-        all.extend(known);
+        let families = Family::named(part).map_err(|e| format!("failed to {e}"))?;
+        if families.iter().any(Family::is_none) {
+            return Err("none is dense, which is always a candidate: leave it out".into());
+        }
+        all.extend(families.into_iter().map(Candidate::from));
     }
     Ok(Compressors(all))
 }
 
 /// The compressors that compete.
-fn compressors(args: &Args) -> Result<Vec<Family>> {
-    let compressors = args.compressors.clone().map_or_else(default_compressors, |given| given.0);
-    let refused = |family: &&Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
-    if let Some(family) = compressors.iter().find(refused) {
+fn candidates(args: &Args) -> Result<Vec<Candidate>> {
+    let default = || default_compressors().into_iter().map(Candidate::from).collect();
+    let candidates = args.compressors.clone().map_or_else(default, |given| given.0);
+    let refused = |family: &Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
+    if let Some(family) = candidates.iter().map(|candidate| candidate.family).find(refused) {
         bad_argument!(
             "--compressors names {family}, which is biased: without error feedback what it leaves out is lost. Write \
              {family}+ef(vanilla), or allow it by --biased-without-memory (planner.biased_without_memory = true for a controller)"
         );
     }
-    Ok(compressors)
+    Ok(candidates)
 }
 
 /// Rows and columns of the matrices that a gradient is taken to be made of: 2 MiB of values, between the layers of a
@@ -300,8 +329,10 @@ struct Plan {
     policy: &'static str,
     network: String,
     assumed: Vec<String>,
-    /// Whether any gain is the default profile's.
-    gain_assumed: bool,
+    /// Whether gains were given, of what keeps a share of the values.
+    gain_given: bool,
+    /// Whether gains may rest on the default profile: not where every bucket has its own.
+    curve_assumed: bool,
 }
 
 /// What came of a problem.
@@ -325,7 +356,8 @@ impl Plan {
         };
         let mut problem = Problem { compute: args.compute, overlap: args.overlap, ..Problem::new(values, links) };
         let mut assumed = Vec::new();
-        let compressors = compressors(args)?;
+        let (config, spaces) = (policy(args)?, spaces(args, &candidates(args)?, problem.links.ranks())?);
+        let compressors: Vec<Family> = spaces.iter().flat_map(|space| &space.compressors).copied().collect();
         let noisy = compressors.iter().filter(|family| family.any().is_unbiased_without_memory());
         assumed.extend(noisy.map(|family| {
             format!("{family} adds the variance that it has on normally distributed values, averaged over the workers")
@@ -348,14 +380,17 @@ impl Plan {
                 }
             }
         }
-        let (config, space) = (policy(args)?, space(args, &compressors, problem.links.ranks())?);
-        assumed.extend(Self::assumptions(args, &problem, &gains, &compressors, &space)?);
+        let curve_assumed = args.gain.is_some() || buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
+        if curve_assumed {
+            assumed.extend(about_curve(args, &problem, &spaces));
+        }
+        assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
         if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
             assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
         }
         let solved = match &buckets {
-            None => Solved::one(&problem, &space, &config)?,
-            Some(buckets) => buckets::solve(&problem, buckets, (args, &space), &config)?,
+            None => Solved::one(&problem, &spaces, &config)?,
+            Some(buckets) => buckets::solve(&problem, buckets, (args, &spaces), &config)?,
         };
         if problem.compute == Seconds::ZERO {
             let from = match &config {
@@ -366,8 +401,8 @@ impl Plan {
             assumed.push(without_compute(from)?);
         }
         assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
-        let gain_assumed = args.gain.is_none() && buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
-        let mut plan = Self { problem, solved, policy: config.policy().name(), network, assumed, gain_assumed };
+        let (policy, gain_given) = (config.policy().name(), args.gain.is_some());
+        let mut plan = Self { problem, solved, policy, network, assumed, gain_given, curve_assumed };
         plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
@@ -378,22 +413,11 @@ impl Plan {
         problem: &Problem,
         gains: &gains::Gains,
         compressors: &[Family],
-        space: &Space,
     ) -> Result<Vec<String>> {
         let mut assumed = Vec::new();
         if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
             let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
             assumed.push(why.into());
-        }
-        let told = |family: &Family| family.has_ratio() && gains.has_times() || problem.times.knows(*family);
-        let unknown: Vec<_> = compressors.iter().filter(|family| !told(family)).collect();
-        if !unknown.is_empty() {
-            let names: Vec<String> = unknown.iter().map(ToString::to_string).collect();
-            assumed.push(format!(
-                "{} {} 2 ns per value and 10 ns per kept value: give --times for measured ones",
-                names.join(", "),
-                if names.len() == 1 { "takes" } else { "take" }
-            ));
         }
         if compressors.iter().any(|family| !family.has_ratio() && known_gain(*family).is_none()) {
             assumed.push(
@@ -405,7 +429,7 @@ impl Plan {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
         }
         let ranks = problem.links.ranks();
-        if ranks > 1 && space.collectives.iter().any(|c| c.is_art()) {
+        if ranks > 1 && compressors.iter().any(|family| family.any().selects()) {
             let beyond = selected_by_one(Gain::FULL, CompressionRatio::new(LEAST_CR)?, ranks).get();
             assumed.push(format!(
                 "art-ring and art-tree keep less than each rank for itself would, {:.0} % of what that is above the ratio: all in a \
@@ -417,9 +441,11 @@ impl Plan {
     }
 
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
-        let Solved { costs, front, choice, .. } = &mut self.solved;
+        let Solved { costs, front, choice, buckets, .. } = &mut self.solved;
         let dense = costs.iter().filter(|r| r.is_dense()).map(Row::t_step_s).min_by(f64::total_cmp);
-        for row in costs.iter_mut().chain(front).chain([choice]) {
+        let of_compressors = buckets.iter_mut().flat_map(buckets::Searched::rows);
+        for row in costs.iter_mut().chain(front).chain([choice]).chain(of_compressors) {
+            row.gain_assumed = self.curve_assumed && self.problem.rests_on_assumed_curve(&row.of.strategy);
             let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
             let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
@@ -447,8 +473,11 @@ impl Plan {
 
 impl Solved {
     /// One ratio for the whole gradient.
-    fn one(problem: &Problem, space: &Space, config: &PolicyConfig) -> Result<Self> {
-        let solution = solve(problem, space, config.policy()).context("failed to plan")?;
+    fn one(problem: &Problem, spaces: &[Space], config: &PolicyConfig) -> Result<Self> {
+        let mut seen = BTreeSet::new();
+        let mut all: Vec<Strategy> = spaces.iter().flat_map(Space::strategies).collect();
+        all.retain(|strategy| seen.insert(*strategy));
+        let solution = solve_among(problem, &all, config.policy()).context("failed to plan")?;
         Ok(Self {
             costs: solution.candidates.iter().map(Row::from).collect(),
             front: solution.front.iter().map(|&i| Row::from(&solution.candidates[i])).collect(),
@@ -479,14 +508,17 @@ struct Row {
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
     break_even_gain: Option<f64>,
-    /// With buckets, each one's ratio: no strategy says that.
+    /// With buckets, each one's ratio: no strategy says that, but where they are alike for want of a ratio.
     bucket_crs: Option<Vec<f64>>,
+    /// Whether its gain rests on the default profile.
+    gain_assumed: bool,
 }
 
 impl From<&Evaluated> for Row {
     fn from(of: &Evaluated) -> Self {
         let cr = of.strategy.cr().get();
-        Self { of: of.clone(), cr, t_quality_s: of.t_step.get(), break_even_gain: None, bucket_crs: None }
+        let t_quality_s = of.t_step.get();
+        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, bucket_crs: None, gain_assumed: false }
     }
 }
 
@@ -504,6 +536,11 @@ impl Row {
         self.of.strategy.family() == other.of.strategy.family() && self.cr == other.cr
     }
 
+    /// Whether a strategy says all of it.
+    fn is_one_strategy(&self) -> bool {
+        self.bucket_crs.is_none() || !self.of.strategy.family().has_ratio()
+    }
+
     fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
         let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
         Self { bucket_crs, ..Self::from(e) }
@@ -512,7 +549,7 @@ impl Row {
     fn json(&self) -> serde_json::Value {
         let strategy = &self.of.strategy;
         let mut json = serde_json::json!({
-            "strategy": self.bucket_crs.is_none().then(|| strategy.to_string()),
+            "strategy": self.is_one_strategy().then(|| strategy.to_string()),
             "compressor": strategy.family().name(),
             "collective": strategy.collective(),
             "cr": self.cr,
@@ -553,6 +590,23 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
     })
 }
 
+/// What is told of the gain that is assumed, where the gain of any candidate rests on it.
+fn about_curve(args: &Args, problem: &Problem, spaces: &[Space]) -> Option<String> {
+    let mut resting = BTreeSet::new();
+    let strategies = spaces.iter().flat_map(Space::strategies);
+    resting.extend(strategies.filter(|x| problem.rests_on_assumed_curve(x)).map(|x| x.family().to_string()));
+    if resting.is_empty() {
+        return None;
+    }
+    let names = resting.into_iter().collect::<Vec<_>>().join(", ");
+    Some(match args.gain {
+        None => "gain(c) = c^0.6: give --gain for measured ones".into(),
+        Some(_) => {
+            format!("gain(c) = c^0.6 at the share of bytes of {names}: --gain is of what keeps a share of the values")
+        }
+    })
+}
+
 fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     if let Some(path) = &args.links {
         let links = files::load(path, files::parse_links)?;
@@ -583,15 +637,32 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
     }
 }
 
-fn space(args: &Args, compressors: &[Family], ranks: usize) -> Result<Space> {
+/// One for each compressor, dense being in all of them. One worker has dense alone.
+fn spaces(args: &Args, candidates: &[Candidate], ranks: usize) -> Result<Vec<Space>> {
     let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
-    let crs = if ranks == 1 { Vec::new() } else { crs? };
-    if crs.len() > flexcomm_optimizer::space::MAX_CRS {
-        bad_argument!("--crs lists {} ratios, at most {} are allowed", crs.len(), flexcomm_optimizer::space::MAX_CRS);
+    let crs = crs?;
+    if crs.len() > MAX_CRS {
+        bad_argument!("--crs lists {} ratios, at most {MAX_CRS} are allowed", crs.len());
     }
-    let collectives = Collective::ALL.to_vec();
-    let compressors = compressors.iter().copied().filter(|family| ranks > 1 || family.has_ratio()).collect();
-    Ok(Space { crs, compressors, collectives, selections: args.selection.clone() })
+    let space = |compressors: Vec<Family>, crs: Vec<CompressionRatio>| {
+        let collectives = Collective::ALL.to_vec();
+        Space { crs, compressors, collectives, selections: args.selection.clone() }
+    };
+    let mut spaces: Vec<Space> = Vec::new();
+    for one in candidates.iter().filter(|one| ranks > 1 || one.family.has_ratio()) {
+        let crs = if ranks == 1 { Vec::new() } else { one.ratio.map_or_else(|| crs.clone(), |own| vec![own]) };
+        match spaces.iter_mut().find(|space| space.compressors == [one.family]) {
+            Some(same) => same.crs.extend(crs),
+            None => spaces.push(space(vec![one.family], crs)),
+        }
+    }
+    if spaces.is_empty() {
+        spaces.push(space(Vec::new(), Vec::new()));
+    }
+    if let Some(space) = spaces.iter().find(|space| space.crs.len() > MAX_CRS) {
+        bad_argument!("{} has {} ratios, at most {MAX_CRS} are allowed", space.compressors[0], space.crs.len());
+    }
+    Ok(spaces)
 }
 
 #[cfg(test)]

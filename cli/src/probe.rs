@@ -61,7 +61,7 @@ impl TokenArgs {
     fn read(&self) -> anyhow::Result<Token> {
         let text = match (&self.token_file, std::env::var("FLEXCOMM_TOKEN").ok()) {
             (Some(path), _) => {
-                std::fs::read_to_string(path).with_context(|| format!("read token {}", path.display()))?
+                std::fs::read_to_string(path).with_context(|| format!("failed to read token {}", path.display()))?
             }
             (None, Some(text)) => text,
             (None, None) => bail!(
@@ -101,7 +101,7 @@ struct Common {
 impl Common {
     fn resolve(&self, host: &str) -> anyhow::Result<IpAddr> {
         let wanted = |addr: &SocketAddr| !(self.ipv4 && addr.is_ipv6() || self.ipv6 && addr.is_ipv4());
-        let mut found = (host, 0).to_socket_addrs().with_context(|| format!("look up {host:?}"))?;
+        let mut found = (host, 0).to_socket_addrs().with_context(|| format!("failed to look up {host:?}"))?;
         let addr = found.find(wanted).with_context(|| format!("{host:?} has no address of that family"))?;
         Ok(addr.ip())
     }
@@ -129,6 +129,6 @@ fn percent(share: f64) -> String {
 
 /// Prints what a probe found as one JSON document.
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value).context("write JSON")?);
+    println!("{}", serde_json::to_string_pretty(value).context("failed to write JSON")?);
     Ok(())
 }

@@ -321,6 +321,50 @@ fn few_buckets_are_enumerated_and_many_searched_by_nsga_ii_with_a_seed() {
     assert_eq!(many, solved("24", "7"), "the same seed gives the same plan");
 }
 
+/// Every compressor is solved for, and what has no ratio is the same in all buckets.
+#[test]
+fn a_ratio_per_bucket_is_solved_for_every_compressor_and_the_best_is_chosen() {
+    let base = ["--params", "25.56M", "--compute", "50ms", "--buckets", "4", "--json", "--compressors"];
+    let best = |list: &str| json(&on_network(&[&base[..], &[list]].concat()));
+    let all = best("topk,mstopk,fp16,powersgd(rank=2)+ef(vanilla)");
+    let compressors = all["solver"]["compressors"].as_array().unwrap();
+    let specs: Vec<&str> = compressors.iter().map(|c| c["spec"].as_str().unwrap()).collect();
+    assert_eq!(specs, ["topk(k=*)+ef(vanilla)", "mstopk(k=*)+ef(vanilla)", "fp16", "powersgd(rank=2)+ef(vanilla)"]);
+    let time = |v: &serde_json::Value| v["t_quality_s"].as_f64().unwrap();
+    let least = compressors.iter().map(time).fold(f64::MAX, f64::min);
+    let dense = all["costs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|c| c["compressor"] == "none")
+        .map(time)
+        .fold(f64::MAX, f64::min);
+    assert!((time(&all["choice"]) - least.min(dense)).abs() < 1e-9, "{}", all["choice"]);
+    // Each as if it were alone.
+    let alone = best("topk");
+    assert_eq!(alone["solver"]["compressors"][0]["t_quality_s"], compressors[0]["t_quality_s"]);
+    let fp16 = &compressors[2];
+    assert_eq!((&fp16["strategy"], &fp16["solver"]), (&"fp16/dense-ring".into(), &serde_json::Value::Null));
+    // Four rings of 14 latencies, and half the bytes.
+    let dense_ring = all["costs"].as_array().unwrap().iter().find(|c| c["strategy"] == "none/dense-ring").unwrap();
+    let bytes = |row: &serde_json::Value| row["t_sync_s"].as_f64().unwrap() - 4.0 * 0.014;
+    assert!((bytes(dense_ring) / bytes(fp16) - 2.0).abs() < 1e-4, "{fp16}");
+    let shown = text(&on_network(&[&base[..5], &["40", "--compressors", "fp16,topk"]].concat()));
+    assert!(shown.contains("Choice: ") && !shown.contains("left out"), "{shown}");
+}
+
+/// The sentence on the assumed gain stands where the choice's gain rests on it.
+#[test]
+fn the_assumed_gain_is_told_where_the_choice_uses_it() {
+    let slow = ["--params", "25M", "--workers", "8", "--latency", "1ms", "--bandwidth", "100mbit", "--compressors"];
+    let shown = |list: &str| text(&run(&[&slow[..], &[list]].concat()));
+    let holds = "This holds under the assumed gain c^0.6";
+    assert!(shown("topk").contains(holds));
+    let fp16 = shown("fp16");
+    assert!(fp16.contains("Choice: fp16") && !fp16.contains("c^0.6"), "{fp16}");
+    assert!(shown("fp16,topk(k=0.1)+ef(vanilla)").contains("Assumed: gain(c) = c^0.6"));
+}
+
 /// AR-Topk's ranks decompress one sum each, not every rank's message: also where the gradient is one bucket.
 #[test]
 fn one_bucket_costs_what_the_whole_gradient_does() {
@@ -380,6 +424,65 @@ fn gains_that_contradict_themselves_are_used_and_told() {
     let told = answer["assumed"].as_array().unwrap();
     let starts = ["art-ring and art-tree keep", "nothing with a gain below"];
     assert!(told.len() == 2 && told.iter().zip(starts).all(|(t, s)| t.as_str().unwrap().starts_with(s)), "{told:?}");
+}
+
+/// A k in a compressor's text is its only ratio; a text without k, or with `k=*`, competes at those of --crs.
+#[test]
+fn a_k_in_the_text_is_the_only_ratio_of_that_compressor() {
+    let crs = |list: &str, more: &[&str]| -> Vec<(String, f64)> {
+        let args = ["--params", "25M", "--crs", "0.1,0.001", "--compressors", list, "--json"];
+        let answer = json(&on_network(&[&args[..], more].concat()));
+        let rows = answer["costs"].as_array().unwrap().iter().filter(|row| row["collective"] == "allgather");
+        rows.map(|row| (row["compressor"].as_str().unwrap().to_owned(), row["cr"].as_f64().unwrap())).collect()
+    };
+    let of = |name: &str, all: &[f64]| all.iter().map(|cr| (name.to_owned(), *cr)).collect::<Vec<_>>();
+    assert_eq!(crs("topk(k=0.01)+ef(vanilla)", &[]), of("topk", &[0.01]));
+    for open in ["topk", "topk(k=*)+ef(vanilla)", "topk+ef(vanilla)"] {
+        assert_eq!(crs(open, &[]), of("topk", &[0.1, 0.001]), "{open}");
+    }
+    let both = crs("topk(0.02)+ef(vanilla),mstopk,topk(k=0.03)+ef(vanilla)", &[]);
+    assert_eq!(both, [of("topk", &[0.02, 0.03]), of("mstopk", &[0.1, 0.001])].concat());
+    assert_eq!(crs("topk(k=0.01)+ef(vanilla)", &["--buckets", "2"]), of("topk", &[0.01]));
+    let answer = json(&on_network(&["--params", "25M", "--compressors", "topk(k=0.01)+ef(vanilla)", "--json"]));
+    let dense = answer["costs"].as_array().unwrap().iter().filter(|row| row["compressor"] == "none").count();
+    assert_eq!(dense, by(Pattern::Allreduce), "dense is there once");
+    refused_on_network(
+        &["--params", "1M", "--compressors", "topk(k=1e-300)+ef(vanilla)"],
+        &["allowed is 1e-9 to below 1"],
+    );
+}
+
+/// An alias is the name that it stands for; errors are about what was typed.
+#[test]
+fn names_in_compressors_are_read_alike_whatever_they_are() {
+    let strategies = |list: &str| {
+        let answer = json(&on_network(&["--params", "25M", "--compressors", list, "--json"]));
+        answer["costs"].as_array().unwrap().iter().map(|row| row["strategy"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(strategies("u8bit"), strategies("eightbit"));
+    assert!(strategies("adaq").contains(&"adaptivethreshold(k=0.1)+ef(vanilla)/allgather".into()));
+    assert!(strategies("efsignsgd").contains(&"efsignsgd+ef(vanilla)/allgather".into()));
+    refused_on_network(&["--params", "1M", "--compressors", "topk@0.01"], &["topk@0.01", ": topk(k=0.01)+ef(vanilla)"]);
+    refused_on_network(&["--params", "1M", "--compressors", "dense"], &["none is dense, which is always a candidate"]);
+    let output = on_network(&["--params", "1M", "--compressors", "dithering"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("without k: it must be given, a whole number from 1 to 127") && !said.contains("0.5"),
+        "{said}"
+    );
+}
+
+/// What --help lists as the default can be pasted behind --compressors.
+#[test]
+fn the_default_compressors_of_the_help_can_be_pasted() {
+    let help = text(&Command::new(env!("CARGO_BIN_EXE_flexcomm")).args(["plan", "--help"]).output().unwrap());
+    let list = help.split_once("Without it all").unwrap().1.split('\'').nth(1).unwrap();
+    assert!(!list.contains(char::is_whitespace), "{list:?}");
+    let costs = |more: &[&str]| {
+        let args = [&["plan", "--params", "25M", "--json"], &NETWORK[..], more].concat();
+        json(&Command::new(env!("CARGO_BIN_EXE_flexcomm")).args(args).output().unwrap())["costs"].clone()
+    };
+    assert_eq!(costs(&["--compressors", list]), costs(&[]));
 }
 
 /// What `bench compressors --json` printed is what a plan reckons with.

@@ -96,7 +96,7 @@ named_enum!(
 ///
 /// Its canonical text is `SPEC/COLLECTIVE`, and `SPEC/COLLECTIVE:SELECTION` for AR-Topk: `none/dense-ring`,
 /// `fp16/dense-tree`, `topk(k=0.01)+ef(vanilla)/art-ring:star`. A compressor alone takes the collective that is [`Self::usual`] for
-/// it. Texts and JSON objects of releases before 0.2
+/// it. Texts and JSON objects of earlier builds
 /// (`topk@0.01/allgather`, which had error feedback without saying so) are read, too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Strategy {
@@ -225,7 +225,7 @@ fn spec(text: &str) -> Result<CompressorSpec, Invalid> {
     text.parse().map_err(not_read)
 }
 
-/// `COMPRESSOR@CR`, as releases before 0.2 wrote it: what compresses has error feedback.
+/// `COMPRESSOR@CR`, as earlier builds wrote it: what compresses has error feedback.
 fn spec_before(compressor: &str, cr: &str) -> Option<Result<CompressorSpec, Invalid>> {
     let cr: f64 = cr.parse().ok()?;
     Some(match compressor {
@@ -247,7 +247,7 @@ impl FromStr for Strategy {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let bad = || Invalid::text("strategy", text, FORM);
-        // Releases before 0.2 kept what a user had named so.
+        // Earlier builds kept what a user had named so.
         let (compressor, how) = match text.rsplit_once(" over ").or_else(|| text.rsplit_once('/')) {
             Some((compressor, how)) => (compressor, Some(how)),
             None => (text, None),
@@ -265,7 +265,7 @@ impl FromStr for Strategy {
     }
 }
 
-/// As releases before 0.2 wrote it.
+/// As earlier builds wrote it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Before {
@@ -284,7 +284,7 @@ enum Written {
     Before(Before),
 }
 
-/// The text of a strategy in JSON, unchecked: a string, or the object of releases before 0.2.
+/// The text of a strategy in JSON, unchecked: a string, or the object of earlier builds.
 pub fn strategy_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(match Written::deserialize(deserializer)? {
         Written::Text(text) => text,

@@ -4,8 +4,9 @@
 use crate::buckets::BucketError;
 use crate::nsga::{self, NsgaError, Settings};
 use crate::problem::ProblemError;
-use crate::{BucketProblem, Choice, Evaluated, PlanPoint, PolicyConfig, Problem, Quality, Terms};
-use flexcomm_domain::Gain;
+use crate::terms::Paths;
+use crate::{BucketProblem, Choice, Evaluated, Load, PlanPoint, PolicyConfig, Problem, Quality, Terms};
+use flexcomm_domain::{CodecBytes, Gain, Strategy};
 use serde::{Deserialize, Serialize};
 
 /// Who found a front.
@@ -84,6 +85,23 @@ pub fn evaluate_plans(
     Ok(candidates?)
 }
 
+/// One strategy in all buckets, of these numbers of values: each pays its latency and sends what `codec` says of so many values.
+/// Latency and bandwidth terms are not kept apart.
+pub fn evaluate_alike(
+    problem: &Problem,
+    strategy: &Strategy,
+    values: &[u64],
+    codec: impl Fn(u64) -> CodecBytes,
+) -> Result<Evaluated, ProblemError> {
+    let whole = problem.evaluate(strategy)?;
+    let paths = Paths::new(&problem.links);
+    let coefficients = problem.coefficients.get(strategy.collective(), &problem.backend);
+    let t_sync =
+        |values: &u64| coefficients.predict(paths.terms(strategy, &Load { values: *values, codec: codec(*values) }));
+    let times = [whole.t_comp.get(), values.iter().map(t_sync).sum()];
+    problem.evaluated(strategy, times, whole.quality(), Terms::default())
+}
+
 /// Latency and bandwidth terms are not kept apart.
 fn evaluate(problem: &Problem, large: &BucketProblem, point: &PlanPoint) -> Result<Evaluated, ProblemError> {
     let [t_comp, t_sync, inverse_gain] = point.objectives;
@@ -148,6 +166,18 @@ mod tests {
             }
             best.min(price)
         })
+    }
+
+    #[test]
+    fn one_strategy_in_all_buckets_pays_a_latency_in_each() {
+        let links = LinkMatrix::uniform(8, Link::new(1e-3, 1e10).unwrap()).unwrap();
+        let problem = Problem::new(4_000_000, links);
+        let strategy: Strategy = "none/dense-ring".parse().unwrap();
+        let codec = problem.codec(strategy.family());
+        let alike = |values: &[u64]| evaluate_alike(&problem, &strategy, values, |_| codec).unwrap().t_sync.get();
+        let (one, four) = (alike(&[4_000_000]), alike(&[1_000_000; 4]));
+        assert!((one - problem.evaluate(&strategy).unwrap().t_sync.get()).abs() < 1e-12);
+        assert!((four - one - 3.0 * 14.0 * 1e-3).abs() < 1e-9, "{four} for {one}");
     }
 
     #[test]

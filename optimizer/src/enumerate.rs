@@ -2,6 +2,7 @@
 
 use crate::problem::Evaluator;
 use crate::{Choice, Evaluated, Policy, Problem, ProblemError, Space, pareto};
+use flexcomm_domain::Strategy;
 use serde::{Deserialize, Serialize};
 
 /// A solved problem, as it goes into a decision's report.
@@ -24,8 +25,13 @@ impl Solution {
 
 /// Evaluates all candidates and picks one of the front by the policy.
 pub fn solve(problem: &Problem, space: &Space, policy: &dyn Policy) -> Result<Solution, ProblemError> {
+    solve_among(problem, &space.strategies(), policy)
+}
+
+/// The same over candidates of several spaces. Dense must be among them.
+pub fn solve_among(problem: &Problem, all: &[Strategy], policy: &dyn Policy) -> Result<Solution, ProblemError> {
     let evaluator = Evaluator::new(problem);
-    let candidates: Result<Vec<Evaluated>, _> = space.strategies().iter().map(|x| evaluator.evaluate(x)).collect();
+    let candidates: Result<Vec<Evaluated>, _> = all.iter().map(|x| evaluator.evaluate(x)).collect();
     let candidates = candidates?;
     let front = pareto::front(&candidates);
     let choice = policy.choose(&candidates, &front, problem.compute);

@@ -22,10 +22,10 @@ pub mod space;
 pub mod terms;
 pub mod times;
 
-pub use bucket_solve::{BucketSolution, Solver, evaluate_plans, solve_buckets};
+pub use bucket_solve::{BucketSolution, Solver, evaluate_alike, evaluate_plans, solve_buckets};
 pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
 pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
-pub use enumerate::{Solution, solve};
+pub use enumerate::{Solution, solve, solve_among};
 pub use policy::{Choice, Policy, PolicyConfig};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
 pub use problem::{Evaluated, Evaluator, Problem, ProblemError};

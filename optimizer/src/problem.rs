@@ -123,6 +123,35 @@ impl Problem {
         }
     }
 
+    /// Whether a strategy's predicted gain rests on the curve that [`Profile::prior`] assumes, and not on what was measured, on
+    /// its definition or on its bits.
+    pub fn rests_on_assumed_curve(&self, strategy: &Strategy) -> bool {
+        let profile = |selector: Selector| self.profiles.get(&selector);
+        match profile(strategy.selector()).or_else(|| profile(strategy.family().into())) {
+            Some(profile) => profile.is_assumed(),
+            None if strategy.is_dense() => false,
+            None => {
+                let ratio = self.ratio_of_prior(strategy).get();
+                let from = |gain: f64| {
+                    prior_gain(strategy.spec(), (self.values, ratio), Gain::new(gain).unwrap_or(Gain::FULL))
+                };
+                from(ratio.powf(0.5)) != from(ratio.powf(0.9))
+            }
+        }
+    }
+
+    /// Where on the assumed curve a strategy lies: at its ratio, or at its bytes as a share of the dense gradient's, below 1.
+    fn ratio_of_prior(&self, strategy: &Strategy) -> CompressionRatio {
+        let family = strategy.family();
+        if family.has_ratio() {
+            return strategy.cr();
+        }
+        let n = self.values;
+        let (sent, dense) = (self.codec(family).pairs(n, n), dense_bytes(n));
+        let half = || CompressionRatio::new(0.5).unwrap_or(CompressionRatio::DENSE);
+        CompressionRatio::new(sent / dense).ok().filter(|share| !share.is_dense()).unwrap_or_else(half)
+    }
+
     /// What a strategy leaves of the gradient when it sends this share of the energy.
     pub fn quality(&self, strategy: &Strategy, gain: Gain) -> Quality {
         Quality::of(strategy, gain, self.links.ranks())
@@ -185,14 +214,6 @@ impl<'a> Evaluator<'a> {
         p.evaluated(strategy, [t_comp, t_sync], p.quality(strategy, gain), terms)
     }
 
-    /// Bytes that a compressor of one ratio sends, as a share of the dense gradient's; below 1.
-    fn share_of_bytes(&self, family: Family) -> CompressionRatio {
-        let n = self.problem.values;
-        let (sent, dense) = (self.problem.codec(family).pairs(n, n), dense_bytes(n));
-        let half = || CompressionRatio::new(0.5).unwrap_or(CompressionRatio::DENSE);
-        CompressionRatio::new(sent / dense).ok().filter(|share| !share.is_dense()).unwrap_or_else(half)
-    }
-
     fn profiled(&self, strategy: &Strategy) -> (Gain, f64) {
         if strategy.is_dense() {
             return (Gain::FULL, 0.0);
@@ -204,7 +225,7 @@ impl<'a> Evaluator<'a> {
         let (own, t_comp) = match self.problem.profiles.get(&family.into()) {
             Some(profile) => (profile.gain(cr), profile.t_comp(cr)),
             None => {
-                let ratio = if family.has_ratio() { cr } else { self.share_of_bytes(family) };
+                let ratio = self.problem.ratio_of_prior(strategy);
                 let sparse = self.prior.gain(ratio);
                 let own = prior_gain(strategy.spec(), (self.problem.values, ratio.get()), sparse);
                 (own, self.problem.t_comp(strategy, self.problem.values))

@@ -8,7 +8,7 @@
 //! - **t_comp** may rise or fall with c. It is linear in log c between points and held constant outside;
 //!   dense costs nothing, but that says nothing about c just below 1, so it is no point.
 
-use crate::times::unknown_s;
+use crate::times::top_k_s;
 use flexcomm_domain::{CompressionRatio, Gain};
 use serde::{Deserialize, Serialize};
 
@@ -89,14 +89,14 @@ impl Profile {
 
     /// What is assumed when nothing was measured, for a gradient of `values`: gain(c) = c^0.6 (0.25 at
     /// 0.1, 0.063 at 0.01, 0.016 at 0.001; top-k with error feedback on Fashion-MNIST was measured at 0.51, 0.072 and 0.009,
-    /// so that the assumption does not promise what trials then take back) and t_comp = 2 ns per value plus 10 ns per kept value. What
+    /// so that the assumption does not promise what trials then take back) and the t_comp of top-k by the table that ships. What
     /// a compressor takes where it is known which is [`crate::Times`]' to say.
     pub fn prior(values: u64) -> Self {
         let point = |c: f64| {
             Some(ProfilePoint {
                 cr: CompressionRatio::new(c).ok()?,
                 gain: Gain::new(c.powf(PRIOR_GAIN_EXPONENT)).ok()?,
-                t_comp_s: unknown_s(values, c),
+                t_comp_s: top_k_s(values, c),
                 weight: 1.0,
             })
         };
@@ -195,23 +195,31 @@ fn merged(mut points: Vec<ProfilePoint>) -> Vec<ProfilePoint> {
     out
 }
 
+/// Neighbours whose gains contradicted each other, as one.
+#[derive(Clone, Copy)]
+struct Block {
+    mean: f64,
+    weight: f64,
+    count: usize,
+}
+
 /// (ln c, gain) that never falls, by pooling adjacent violators; ends in (0, 1).
 fn pooled(points: &[ProfilePoint]) -> Vec<(f64, f64)> {
-    // Blocks of (mean, weight, count): each holds neighbours that contradicted each other.
-    let mut blocks: Vec<(f64, f64, usize)> = Vec::new();
+    let mut blocks: Vec<Block> = Vec::new();
     let below_one = points.iter().filter(|p| !p.cr.is_dense());
     for p in below_one.clone() {
-        blocks.push((p.gain.get(), p.weight, 1));
+        blocks.push(Block { mean: p.gain.get(), weight: p.weight, count: 1 });
         while let [.., a, b] = blocks[..] {
-            if a.0 <= b.0 {
+            if a.mean <= b.mean {
                 break;
             }
             blocks.truncate(blocks.len() - 2);
-            let weight = a.1 + b.1;
-            blocks.push(((a.0 * a.1 + b.0 * b.1) / weight, weight, a.2 + b.2));
+            let weight = a.weight + b.weight;
+            let mean = (a.mean * a.weight + b.mean * b.weight) / weight;
+            blocks.push(Block { mean, weight, count: a.count + b.count });
         }
     }
-    let levels = blocks.into_iter().flat_map(|(mean, _, count)| std::iter::repeat_n(mean, count));
+    let levels = blocks.into_iter().flat_map(|block| std::iter::repeat_n(block.mean, block.count));
     below_one.map(|p| p.cr.get().ln()).zip(levels).chain([(0.0, 1.0)]).collect()
 }
 

@@ -1,12 +1,12 @@
 //! A ratio per bucket: reads the buckets, solves the larger problem, and says by what solver and why.
 
-use super::{Args, Row, Solved, files};
+use super::{Args, Row, Solved, bytes_of, files};
 use anyhow::{Context, Result};
-use flexcomm_domain::Family;
+use flexcomm_domain::{Family, Strategy};
 use flexcomm_optimizer::buckets::{MAX_BUCKETS, MAX_ENUMERATED};
 use flexcomm_optimizer::{
-    Bucket, BucketProblem, BucketSolution, PolicyConfig, Problem, Profile, ProfilePoint, Solver, Space, evaluate_plans,
-    solve_buckets,
+    Bucket, BucketProblem, Evaluated, PolicyConfig, Problem, Profile, ProfilePoint, Solver, Space, evaluate_alike,
+    evaluate_plans, pareto, solve_buckets,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,16 +27,31 @@ impl Buckets {
 
 /// A solved problem of buckets and how it was solved.
 pub(super) struct Searched {
-    pub(super) solution: BucketSolution,
     pub(super) names: Vec<String>,
     pub(super) values: Vec<u64>,
     pub(super) took: Duration,
-    plans: f64,
     seed: u64,
     equal_energy: bool,
-    /// The compressor that was solved for, and those that were not.
+    compressors: Vec<OfCompressor>,
+    /// Which of them tells of the solver: the chosen one, or the first that was solved.
+    told: usize,
+    /// Plans on the front over all compressors.
+    front: usize,
+}
+
+/// What came of one compressor.
+struct OfCompressor {
     family: Family,
-    left_out: Vec<Family>,
+    /// Absent where it has no ratio to solve for: all buckets are alike.
+    solver: Option<Solver>,
+    /// Plans there are.
+    plans: f64,
+    /// Those with one ratio for all buckets.
+    uniform: Vec<Row>,
+    /// Its front without dense plans, by rising t_sync.
+    front: Vec<Row>,
+    /// The position in `front` of what the policy picks there; absent where no plan keeps enough.
+    best: Option<usize>,
 }
 
 /// So many equal buckets of the gradient, or a file of them.
@@ -66,45 +81,110 @@ pub(super) fn read(text: &str, params: Option<u64>) -> Result<Buckets> {
     Ok(Buckets((0..count).map(one).collect()))
 }
 
-/// A ratio for each bucket.
+/// A ratio for each bucket, by the compressor that does best; what has no ratio compresses all buckets alike.
 pub(super) fn solve(
     problem: &Problem,
     buckets: &Buckets,
-    (args, space): (&Args, &Space),
+    (args, spaces): (&Args, &[Space]),
     policy: &PolicyConfig,
 ) -> Result<Solved> {
-    let family = space.compressors.iter().copied().find(Family::has_ratio);
-    let Some(family) = family else {
+    let families = || spaces.iter().flat_map(|space| space.compressors.iter().map(move |family| (space, *family)));
+    if !families().any(|(_, family)| family.has_ratio()) {
         bad_argument!("--buckets solves for a ratio per bucket, and none of the compressors has one: name topk");
-    };
-    let whole = problem.profiles.get(&family.into());
-    let posed: Result<Vec<Bucket>> = buckets.0.iter().map(|row| bucket(row, problem.values, whole, space)).collect();
+    }
     let began = Instant::now();
-    let large = BucketProblem::new(problem, &posed?, space, family).context("failed to plan")?;
-    let (plans, uniform) = (large.size(), large.uniform());
-    let shown = evaluate_plans(problem, &large, &uniform).context("failed to plan")?;
-    let solution = solve_buckets(problem, large, policy, args.seed).context("failed to plan")?;
-    let uniform = shown.iter().zip(&uniform).map(|(e, p)| Row { cr: p.plan.crs[0].get(), ..Row::from(e) });
-    let front: Vec<Row> = solution.candidates.iter().zip(&solution.front).map(Row::of_plan).collect();
+    let of = |(space, family): (&Space, Family)| match family.has_ratio() {
+        true => with_ratios(problem, buckets, (space, family), (policy, args.seed)),
+        false => alike(problem, buckets, (space, family), policy),
+    };
+    let mut compressors = families().map(of).collect::<Result<Vec<_>>>()?;
+    let mut costs: Vec<Row> = Vec::new();
+    for row in compressors.iter_mut().flat_map(|of| std::mem::take(&mut of.uniform)) {
+        // Dense is in every compressor's problem.
+        if !row.is_dense() || !costs.iter().any(|known| known.of.strategy == row.of.strategy) {
+            costs.push(row);
+        }
+    }
+    let dense = costs.iter().filter(|row| row.is_dense()).map(|row| dense_plan(row, buckets));
+    let rows: Vec<Row> = dense.chain(compressors.iter().flat_map(|of| of.front.clone())).collect();
+    let evaluated: Vec<Evaluated> = rows.iter().map(|row| row.of.clone()).collect();
+    let mut on_front = pareto::front(&evaluated);
+    let choice = policy.policy().choose(&evaluated, &on_front, problem.compute);
+    on_front.sort_by(|a, b| evaluated[*a].t_sync.get().total_cmp(&evaluated[*b].t_sync.get()));
+    let chosen = rows[choice.index].clone();
+    let told = |of: &OfCompressor| of.solver.is_some() && of.family == chosen.of.strategy.family();
+    let told = compressors.iter().position(told).or(compressors.iter().position(|of| of.solver.is_some()));
     let searched = Searched {
         names: buckets.0.iter().map(|b| b.name.clone()).collect(),
         values: buckets.0.iter().map(|b| b.values).collect(),
         took: began.elapsed(),
-        plans,
         seed: args.seed,
-        family,
-        left_out: space.compressors.iter().copied().filter(|other| *other != family).collect(),
         equal_energy: buckets.0.iter().any(|b| b.energy.is_none()),
-        solution,
+        told: told.unwrap_or_default(),
+        front: on_front.len(),
+        compressors,
     };
     Ok(Solved {
-        costs: uniform.collect(),
+        costs,
         marked: (Vec::new(), None),
-        choice: front[searched.solution.choice.index].clone(),
-        front,
-        why: searched.solution.choice.why.clone(),
+        front: on_front.iter().map(|i| rows[*i].clone()).collect(),
+        choice: chosen,
+        why: choice.why,
         buckets: Some(searched),
     })
+}
+
+/// One row with a ratio of 1 for each bucket.
+fn dense_plan(row: &Row, buckets: &Buckets) -> Row {
+    Row { bucket_crs: Some(vec![1.0; buckets.0.len()]), ..row.clone() }
+}
+
+/// What the policy picks of one compressor's plans.
+fn best_of(problem: &Problem, front: &[Row], policy: &PolicyConfig) -> Option<usize> {
+    let evaluated: Vec<Evaluated> = front.iter().map(|row| row.of.clone()).collect();
+    let all: Vec<usize> = (0..evaluated.len()).collect();
+    let any = !evaluated.is_empty();
+    any.then(|| policy.policy().choose(&evaluated, &all, problem.compute).index)
+}
+
+fn with_ratios(
+    problem: &Problem,
+    buckets: &Buckets,
+    (space, family): (&Space, Family),
+    (policy, seed): (&PolicyConfig, u64),
+) -> Result<OfCompressor> {
+    let whole = problem.profiles.get(&family.into());
+    let posed: Result<Vec<Bucket>> = buckets.0.iter().map(|row| bucket(row, problem.values, whole, space)).collect();
+    let large = BucketProblem::new(problem, &posed?, space, family).context("failed to plan")?;
+    let (plans, uniform) = (large.size(), large.uniform());
+    let shown = evaluate_plans(problem, &large, &uniform).context("failed to plan")?;
+    let solution = solve_buckets(problem, large, policy, seed).context("failed to plan")?;
+    let uniform = shown.iter().zip(&uniform).map(|(e, p)| Row { cr: p.plan.crs[0].get(), ..Row::from(e) });
+    let points = solution.candidates.iter().zip(&solution.front).map(Row::of_plan);
+    let front: Vec<Row> = points.filter(|row| !row.is_dense()).collect();
+    let best = best_of(problem, &front, policy);
+    Ok(OfCompressor { family, solver: Some(solution.solver), plans, uniform: uniform.collect(), front, best })
+}
+
+fn alike(
+    problem: &Problem,
+    buckets: &Buckets,
+    (space, family): (&Space, Family),
+    policy: &PolicyConfig,
+) -> Result<OfCompressor> {
+    let values: Vec<u64> = buckets.0.iter().map(|b| b.values).collect();
+    // A codec that cannot be built was refused for the whole gradient.
+    let codec = |values: u64| bytes_of(family, values).unwrap_or_else(|_| problem.codec(family));
+    let row = |strategy: Strategy| -> Result<Row> {
+        let one = evaluate_alike(problem, &strategy, &values, codec).context("failed to plan")?;
+        Ok(Row::from(&one))
+    };
+    let strategies = space.strategies().into_iter().filter(|strategy| !strategy.is_dense());
+    let uniform = strategies.map(row).collect::<Result<Vec<Row>>>()?;
+    let keeps = |row: &&Row| row.of.quality().effective_gain() >= policy.gain_floor();
+    let front: Vec<Row> = uniform.iter().filter(keeps).map(|row| dense_plan(row, buckets)).collect();
+    let best = best_of(problem, &front, policy);
+    Ok(OfCompressor { family, solver: None, plans: uniform.len() as f64, uniform, front, best })
 }
 
 /// The bucket with a profile of its own: its exponent's, or the whole gradient's with its share of the time.
@@ -129,31 +209,49 @@ fn bucket(row: &files::BucketRow, all: u64, whole: Option<&Profile>, space: &Spa
 impl Searched {
     pub(super) fn assumed(&self) -> Vec<String> {
         let energy = "every value of the gradient has the same energy: give energy per bucket";
-        let mut assumed: Vec<String> = self.equal_energy.then(|| energy.to_owned()).into_iter().collect();
-        if !self.left_out.is_empty() {
-            let names = self.left_out.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            assumed.push(format!("a ratio per bucket is solved for {} alone; left out: {names}", self.family));
-        }
-        assumed
+        self.equal_energy.then(|| energy.to_owned()).into_iter().collect()
     }
 
-    /// Which solver, and why that one.
+    /// Rows whose times for the progress of a dense step are still to be set.
+    pub(super) fn rows(&mut self) -> impl Iterator<Item = &mut Row> {
+        self.compressors.iter_mut().flat_map(|of| &mut of.front)
+    }
+
+    /// Which solver.
+    pub(super) fn solver(&self) -> &'static str {
+        self.compressors[self.told].solver.map_or("none", Solver::as_str)
+    }
+
+    /// Why that one.
     pub(super) fn why(&self) -> String {
-        match self.solution.solver {
-            Solver::Enumeration => format!("{} plans are few enough to list them all", self.plans),
-            Solver::NsgaII => format!("{:.1e} plans are more than the {MAX_ENUMERATED} that are listed", self.plans),
+        let OfCompressor { solver, plans, family, .. } = &self.compressors[self.told];
+        let of = if self.compressors.len() > 1 { format!(" of {family}") } else { String::new() };
+        match solver {
+            Some(Solver::NsgaII) => format!("{plans:.1e} plans{of} are more than the {MAX_ENUMERATED} that are listed"),
+            Some(Solver::Enumeration) | None => format!("{plans} plans{of} are few enough to list them all"),
         }
     }
 
     pub(super) fn json(&self) -> serde_json::Value {
         serde_json::json!({
-            "name": self.solution.solver.as_str(),
+            "name": self.solver(),
             "why": self.why(),
             "seed": self.seed,
             "buckets": self.names.len(),
-            "plans": self.plans,
-            "front": self.solution.front.len(),
+            "plans": self.compressors[self.told].plans,
+            "front": self.front,
             "seconds": self.took.as_secs_f64(),
+            "compressors": self.compressors.iter().filter_map(OfCompressor::json).collect::<Vec<_>>(),
         })
+    }
+}
+
+impl OfCompressor {
+    /// Its best plan; nothing where none keeps enough.
+    fn json(&self) -> Option<serde_json::Value> {
+        let mut json = self.front[self.best?].json();
+        json["spec"] = self.family.to_string().into();
+        json["solver"] = self.solver.map(Solver::as_str).into();
+        Some(json)
     }
 }

@@ -19,7 +19,6 @@ impl Gains {
     /// Reads the file, if there is one. What is not measured, or contradicts itself, is told.
     pub(super) fn read(args: &Args, assumed: &mut Vec<String>) -> Result<Self> {
         let Some(path) = &args.gain else {
-            assumed.push("gain(c) = c^0.6: give --gain for measured ones".into());
             return Ok(Self(None));
         };
         let rows = files::load(path, files::parse_gains)?;

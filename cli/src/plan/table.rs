@@ -37,8 +37,12 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     }
     writeln!(out, "Why: {}.", solved.why)?;
     write_break_even(plan, out)?;
-    match (solved.choice.is_dense(), plan.gain_assumed) {
-        (true, _) if !could_beat_dense(solved) => {
+    let beats = |r: &&Row| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0);
+    let mut rivals = solved.costs.iter().filter(beats).peekable();
+    let rests =
+        if solved.choice.is_dense() { rivals.clone().any(|r| r.gain_assumed) } else { solved.choice.gain_assumed };
+    match (solved.choice.is_dense(), rests) {
+        (true, _) if rivals.peek().is_none() => {
             writeln!(out, "Dense is best here at any gain: compression would not pay.")
         }
         (true, true) => writeln!(
@@ -47,6 +51,7 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
              change that."
         ),
         (true, false) => writeln!(out, "Dense is best here: compression would not pay."),
+        (false, true) if plan.gain_given => writeln!(out, "This holds under the assumed gain c^0.6."),
         (false, true) => writeln!(out, "This holds under the assumed gain c^0.6; give --gain for measured ones."),
         (false, false) => Ok(()),
     }
@@ -65,10 +70,6 @@ fn best(solved: &Solved) -> Vec<usize> {
     }
     best.extend(solved.marked.1.filter(|chosen| !best.contains(chosen)));
     best
-}
-
-fn could_beat_dense(solved: &Solved) -> bool {
-    solved.costs.iter().any(|r| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0))
 }
 
 /// For each ratio its best collective of those that could beat dense.
@@ -91,7 +92,8 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
         writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
     }
     for row in can {
-        let now = if plan.gain_assumed { "assumed" } else { "given" };
+        let is_given = plan.gain_given && row.of.strategy.family().has_ratio() || !plan.curve_assumed;
+        let now = if is_given { "given" } else { "assumed" };
         let (needed, gain) = (needed(row), row.of.gain.get());
         writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {gain:.4})", compressor(row), by(row))?;
     }
@@ -112,12 +114,15 @@ fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std:
     writeln!(
         out,
         "\nA ratio per bucket, by {} ({}): {ms:.1} ms, front of {} plans.",
-        searched.solution.solver.as_str(),
+        searched.solver(),
         searched.why(),
         solved.front.len()
     )?;
     writeln!(out, "\n  {HEAD}\n> {}", row(&solved.choice))?;
     writeln!(out, "\n  Buckets are sent one after the other, so each pays its latency.")?;
+    if !solved.choice.is_dense() && solved.choice.is_one_strategy() {
+        return writeln!(out, "\nChoice: {} by {} in every bucket.", compressor(&solved.choice), by(&solved.choice));
+    }
     writeln!(out, "\n  {:<24} {:>14} {:>8}", "buckets", "values", "CR")?;
     let crs: Vec<f64> = solved.choice.bucket_crs.iter().flatten().copied().collect();
     let mut at = 0;
@@ -127,8 +132,9 @@ fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std:
         writeln!(out, "  {name:<24} {values:>14} {cr:>8}")?;
         at += run.len();
     }
-    let cr = solved.choice.cr;
-    writeln!(out, "\nChoice: {}, {} of all values kept.", solved.choice.of.strategy.collective(), percent(cr))
+    let Row { of, cr, .. } = &solved.choice;
+    let name = if solved.choice.is_dense() { "dense".into() } else { open_name(&of.strategy.family().to_string()) };
+    writeln!(out, "\nChoice: {name} by {}, {} of all values kept.", by(&solved.choice), percent(*cr))
 }
 
 /// Neighbours with one ratio: the name of the first and of the last, and all their values.
@@ -155,9 +161,14 @@ fn compressor(r: &Row) -> String {
     }
     let spec = r.of.strategy.spec();
     let family = r.of.strategy.family().to_string().replace("+ef(vanilla)", "");
-    let open = family.replace("(k=*)", "").replace("k=*,", "");
+    let open = open_name(&family);
     let name = if open == family { family } else { format!("{open} at {}", (r.cr * 1e6).round() / 1e6) };
     if spec.is_biased_without_memory() || spec.is_unbiased_without_memory() { format!("{name} (no ef)") } else { name }
+}
+
+/// `topk` of `topk(k=*)+ef(vanilla)`.
+fn open_name(family: &str) -> String {
+    family.replace("+ef(vanilla)", "").replace("(k=*)", "").replace("k=*,", "")
 }
 
 fn by(r: &Row) -> String {

@@ -45,7 +45,7 @@ struct Report {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
     let target = SocketAddr::new(args.common.resolve(&args.host)?, args.port);
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let (interval_s, timeout_s) = (args.interval.get(), args.timeout.get());
     if interval_s < 0.001 {
         bad_argument!("--interval is {interval_s} s, allowed is 1ms or more");
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // The window holds the whole run (its newest 4096 echoes).
     let window_s = args.count as f64 * interval_s + 10.0 * timeout_s;
     let settings = EchoSettings { interval_s, limits: ProberLimits { timeout_s, window_s }, count: Some(args.count) };
-    let (prober, mut events) = EchoProber::spawn(&token, settings).context("start probing")?;
+    let (prober, mut events) = EchoProber::spawn(&token, settings).context("failed to start probing")?;
     prober.set_peers(&[target]);
     // Where nothing can be sent nothing is lost either; such a run ends by time.
     let until = Instant::now() + Duration::from_secs_f64(2.0 * args.count as f64 * interval_s + timeout_s + 5.0);
@@ -96,11 +96,11 @@ fn print(target: SocketAddr, s: &EchoSummary) {
     if let Some(rtt) = &s.rtt {
         println!("{}", describe(rtt));
     }
-    let line = |way: &str, seen: (Option<f64>, Option<f64>, Option<f64>)| {
-        if let (Some(loss), Some(jitter), Some(queue)) = seen {
+    let line = |way: &str, loss: Option<f64>, jitter: Option<f64>, queue: Option<f64>| {
+        if let (Some(loss), Some(jitter), Some(queue)) = (loss, jitter, queue) {
             println!("{way}: loss {}, jitter {}, {} above its least (median)", percent(loss), ms(jitter), ms(queue));
         }
     };
-    line("out ", (s.loss_out, s.jitter_out_s, s.excess_out_s));
-    line("back", (s.loss_back, s.jitter_back_s, s.excess_back_s));
+    line("out ", s.loss_out, s.jitter_out_s, s.excess_out_s);
+    line("back", s.loss_back, s.jitter_back_s, s.excess_back_s);
 }

@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let plan = PingPlan { count: args.count, interval_s: args.interval.get(), timeout_s: args.timeout.get() };
     let settings = PingSettings { plan, payload: args.size };
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let report = match args.backend {
         Backend::Kernel => ping_many(&targets, &settings, &stop, &mut |reply| {
             if !args.common.json {
@@ -55,7 +55,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             }
         }),
         Backend::Surge => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .context("failed to start pinging")?;
             runtime.block_on(ping_many_surge(&targets, &settings, &stop))
         }
     };

@@ -25,7 +25,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let token = args.token.read()?;
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let echo = EchoResponder::spawn(SocketAddr::new(args.listen, args.echo_port), &token)
         .context("failed to start the echo responder (is an agent running here already?)")?;
     let throughput = ThroughputServer::spawn(SocketAddr::new(args.listen, args.throughput_port), &token)

@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let plan = Plan::new(args.streams, args.budget, args.time.get(), direction)?;
     let plan = args.pace.map_or(plan, |bandwidth| plan.paced(bandwidth.get() as u64));
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let result = measure_throughput_until(target, &token, &plan, &stop).map_err(|error| {
         let remedy = remedy(&error, args.port);
         anyhow::Error::new(error).context(format!("failed to measure the throughput to {target}{remedy}"))

@@ -27,7 +27,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let target = args.common.resolve(&args.host)?;
     let plan = TracePlan { max_hops: args.max_hops, queries: args.queries, timeout_s: args.timeout.get() };
-    let stop = flexcomm_signals::stop_or_end().context("watch for Ctrl-C")?;
+    let stop = flexcomm_signals::stop_or_end().context("failed to watch for Ctrl-C")?;
     let path = trace_route(target, &plan, &stop).context("failed to trace the route")?;
     if args.common.json {
         print_json(&path)?;

@@ -9,7 +9,7 @@ use flexcomm_domain::spec::{Checksum, MAX_PARAMETERS, ValueType};
 /// What every message begins with.
 const MAGIC: [u8; 4] = *b"FXCG";
 
-/// Version of the messages; releases before 0.2 had another.
+/// Version of the messages; earlier builds had another.
 pub const VERSION: u8 = 2;
 
 /// Bytes of the fixed part; the parameters follow, 8 bytes each.
@@ -214,7 +214,7 @@ fn read_header(from: &mut Reader<'_>) -> Result<Claims, ReadError> {
         return field(
             "version",
             u64::from(version),
-            "this reader knows version 2; version 1 is of releases before 0.2, and all ranks need one release",
+            "this reader knows version 2; version 1 is of earlier builds, and all ranks need one release",
         );
     }
     let method = from.u8("method")?;

@@ -211,7 +211,7 @@ pub(super) async fn newest_version(db: &mut SqliteConnection, job: &JobId) -> Re
     sql!("read the newest version", NEWEST, job).fetch_one(db).await
 }
 
-/// Brings strategies that a release before 0.2 wrote (`topk@0.01/allgather`) to their canonical text, and with it their digest:
+/// Brings strategies that an earlier build wrote (`topk@0.01/allgather`) to their canonical text, and with it their digest:
 /// trainers compare that. A row that is damaged stays so, and what cannot be read stays as it is.
 pub(super) async fn rewrite(writer: &Writer) -> Result<()> {
     let mut tx = writer.begin("bring stored decisions to this version").await?;

@@ -16,6 +16,14 @@ pub enum SpecError {
         /// What should be there.
         expected: &'static str,
     },
+    /// A ratio behind an `@`, as texts of strategies had it before their parameters were written out.
+    #[error("read strategy {text:?}: parameters are written in parentheses, error feedback is written out: {now}")]
+    RatioBehind {
+        /// All of it.
+        text: String,
+        /// What to write instead.
+        now: String,
+    },
     /// No such compressor, memory or other part.
     #[error("find {what} {name:?}: {known}")]
     Unknown {

@@ -2,7 +2,7 @@
 
 use super::compressors::COMPRESSORS;
 use super::params::{ANY, ANY_SHARE};
-use super::{CompressorInfo, CompressorSpec, Nature, OnRequest, SpecError};
+use super::{CompressorInfo, CompressorSpec, Nature, OnRequest, SpecError, find, parse};
 use crate::CompressionRatio;
 use crate::text::serde_as_text;
 use std::fmt;
@@ -48,6 +48,23 @@ impl Family {
     /// Whether nothing is compressed.
     pub fn is_none(&self) -> bool {
         self.0 == CompressorSpec::NONE
+    }
+
+    /// What a text in a list of candidates stands for. A name alone, or an alias of it, is all that competes by default under it, or
+    /// else the compressor as [`further_compressors`] has it; whatever else is written is one family.
+    ///
+    /// # Errors
+    /// As for the text itself.
+    pub fn named(text: &str) -> Result<Vec<Self>, SpecError> {
+        let family: Result<Self, _> = text.parse();
+        if !is_name_alone(text) || text.contains('@') {
+            return Ok(vec![family?]);
+        }
+        let name = find(text.trim())?.name;
+        let of_name = |all: Vec<Self>| all.into_iter().filter(|family| family.name() == name).collect::<Vec<_>>();
+        let candidates = of_name(default_compressors());
+        let known = if candidates.is_empty() { of_name(further_compressors()) } else { candidates };
+        if known.is_empty() { Ok(vec![family?]) } else { Ok(known) }
     }
 
     /// Any member: its travels, scope and memory are those of all.
@@ -99,18 +116,20 @@ impl fmt::Display for Family {
 impl FromStr for Family {
     type Err = SpecError;
 
-    /// Reads what `Display` writes, a member (whose ratio does not matter), or the name alone of a compressor that keeps k
-    /// values, which stands for that with `ef(vanilla)`.
+    /// Reads what `Display` writes, a member (whose ratio does not matter) or what leaves k out; the name alone of a compressor that
+    /// keeps k values stands for that with `ef(vanilla)`.
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let member = text.replacen(&format!("k={ANY}"), &format!("k={SOME_SHARE}"), 1).parse::<CompressorSpec>();
-        let member = match member {
-            Err(SpecError::Missing { key: "k", .. }) if !text.contains(['(', '+']) => {
-                format!("{}(k={SOME_SHARE})+ef(vanilla)", text.trim()).parse()
-            }
-            other => other,
-        };
-        Ok(member?.into())
+        let family = Self::from(parse::read(text, Some(SOME_SHARE))?);
+        if is_name_alone(text) && family.0.place_of_k().is_some() {
+            return format!("{family}+ef(vanilla)").parse();
+        }
+        Ok(family)
     }
+}
+
+/// Whether a text says neither parameters nor parts.
+fn is_name_alone(text: &str) -> bool {
+    !text.contains(['(', '+'])
 }
 
 serde_as_text!(Family);
@@ -192,5 +211,40 @@ mod tests {
         let error = "topkk".parse::<Family>().unwrap_err().to_string();
         assert!(error.contains("did you mean topk?"), "{error}");
         assert!("powersgd".parse::<Family>().is_err(), "its rank must be given");
+    }
+
+    #[test]
+    fn k_may_be_left_out_and_errors_are_about_what_was_typed() {
+        assert_eq!(family("topk+ef(efsign)"), family("topk(k=*)+ef(efsign)"));
+        assert_eq!(family("sketched(rows=3)"), family("sketched(k = *, rows=3)"));
+        assert_eq!(family("adaq"), family("adaptivethreshold"));
+        let error = |text: &str| text.parse::<Family>().unwrap_err().to_string();
+        let dithering = error("dithering");
+        assert!(
+            dithering.contains("without k") && dithering.contains("1 to 127") && !dithering.contains("0.5"),
+            "{dithering}"
+        );
+        let open = error("dithering(k=*)");
+        assert!(open.contains("to \"*\"") && !open.contains("0.5"), "{open}");
+    }
+
+    #[test]
+    fn names_in_lists_stand_for_what_competes_under_them() {
+        let named = |text: &str| -> Vec<String> {
+            Family::named(text).unwrap_or_else(|e| panic!("{text}: {e}")).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(named("u8bit"), named("eightbit"));
+        assert!(named("eightbit").iter().all(|text| text.starts_with("eightbit") && text.contains("+ef(")));
+        assert_eq!(named("eightbit()"), ["eightbit"], "with parentheses it is what is written");
+        assert_eq!(named("topk"), ["topk(k=*)+ef(vanilla)"]);
+        assert!(named("powersgd").len() > 1);
+        assert_eq!(named("dgc"), ["dgc(k=*)+ef(vanilla)"]);
+        assert_eq!(named("terngrad"), ["terngrad"]);
+        assert_eq!(named("qsgd(s=4)"), ["qsgd(s=4)"]);
+        assert_eq!(named("signsgd"), ["signsgd"]);
+        assert_eq!(Family::named("dense").unwrap(), [Family::NONE]);
+        for text in ["topk@0.01", "topkk", "dithering"] {
+            assert!(Family::named(text).is_err(), "{text}");
+        }
     }
 }

@@ -286,7 +286,7 @@ impl CompressorSpec {
 
     /// Where k is among the compressor's parameters.
     fn place_of_k(&self) -> Option<usize> {
-        self.compressor.params.iter().position(|param| param.name == "k" && matches!(param.kind, Kind::Kept))
+        self.compressor.params.iter().position(Param::is_kept_share)
     }
 
     /// The share of values that is kept; none where the compressor keeps all, or a number of them.

@@ -34,6 +34,11 @@ impl Param {
     pub const fn optional(name: &'static str, kind: Kind, default: f64, about: &'static str) -> Self {
         Self { name, about, kind, default: Some(default) }
     }
+
+    /// Whether it is the k of which a share may be left open.
+    pub(super) fn is_kept_share(&self) -> bool {
+        self.name == "k" && matches!(self.kind, Kind::Kept)
+    }
 }
 
 /// What a value may be. All are held as f64: a choice by its place, a switch as 0 or 1.

@@ -1,6 +1,6 @@
 //! The textual form.
 
-use super::params::{Kind, Param, Values};
+use super::params::{ANY, Kind, Param, Values};
 use super::parts::{MEMORIES, MOMENTA};
 use super::{Checksum, CompressorSpec, NonFinite, Scope, SpecError, Travels, ValueType, compressors, find};
 use std::str::FromStr;
@@ -86,27 +86,57 @@ impl FromStr for CompressorSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        if text.len() > MOST_BYTES {
-            return Err(syntax(text, text, "at most 4096 bytes"));
-        }
-        if let Some(collective) = text.find('/') {
-            return Err(syntax(text, &text[collective..], "a compressor alone, without a collective"));
-        }
-        let terms = terms(text)?;
-        let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
-        let compressor = find(codec.name)?;
-        let given = with_first(codec, compressor.params)?;
-        let mut spec = Self::of(compressor, Values::read(compressor.name, compressor.params, &given)?);
-        let mut seen: Vec<&str> = Vec::new();
-        for part in parts {
-            let slot = spec.apply(part)?;
-            if seen.contains(&slot) {
-                return Err(SpecError::Twice { of: compressor.name.into(), key: slot.into() });
-            }
-            seen.push(slot);
-        }
-        spec.checked()
+        read(text, None)
     }
+}
+
+/// Reads a compressor's text; where the share of kept values may be left open, `open` stands for a `k=*` and for a k that is missing.
+pub(super) fn read(text: &str, open: Option<&str>) -> Result<CompressorSpec, SpecError> {
+    if text.len() > MOST_BYTES {
+        return Err(syntax(text, text, "at most 4096 bytes"));
+    }
+    if let Some((name, cr)) = text.split_once('@') {
+        return Err(with_ratio_behind(text, name, cr));
+    }
+    if let Some(collective) = text.find('/') {
+        return Err(syntax(text, &text[collective..], "a compressor alone, without a collective"));
+    }
+    let terms = terms(text)?;
+    let (codec, parts) = terms.split_first().ok_or_else(|| syntax(text, text, "a compressor"))?;
+    let compressor = find(codec.name)?;
+    let mut given = with_first(codec, compressor.params)?;
+    let kept = compressor.params.iter().find(|param| param.is_kept_share());
+    if let Some((share, kept)) = open.zip(kept) {
+        match given.iter_mut().find(|(key, _)| *key == kept.name) {
+            Some((_, value)) if *value == ANY => *value = share,
+            Some(_) => {}
+            None => given.push((kept.name, share)),
+        }
+    }
+    let mut spec = CompressorSpec::of(compressor, Values::read(compressor.name, compressor.params, &given)?);
+    let mut seen: Vec<&str> = Vec::new();
+    for part in parts {
+        let slot = spec.apply(part)?;
+        if seen.contains(&slot) {
+            return Err(SpecError::Twice { of: compressor.name.into(), key: slot.into() });
+        }
+        seen.push(slot);
+    }
+    spec.checked()
+}
+
+/// `COMPRESSOR@CR`, the form before this one, which had error feedback without saying so.
+fn with_ratio_behind(text: &str, name: &str, cr: &str) -> SpecError {
+    let short = |s: &str| s.chars().take(80).collect::<String>();
+    let cr = cr.split(['/', '+']).next().unwrap_or_default();
+    let now = match find(name.split('(').next().unwrap_or_default().trim()) {
+        Ok(compressor) if compressor.params.iter().any(Param::is_kept_share) => {
+            format!("{}(k={})+ef(vanilla)", compressor.name, short(cr.trim()))
+        }
+        Ok(compressor) => format!("{} with its parameters in parentheses", compressor.name),
+        Err(error) => return error,
+    };
+    SpecError::RatioBehind { text: short(text), now }
 }
 
 /// What is given, a bare word as the first parameter where that has no default.
@@ -229,6 +259,19 @@ mod tests {
 
     fn error(text: &str) -> String {
         text.parse::<CompressorSpec>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_ratio_behind_an_at_is_answered_by_what_to_write() {
+        for (text, now) in [
+            ("topk@0.01", "topk(k=0.01)+ef(vanilla)"),
+            ("topk@0.01/allgather", "topk(k=0.01)+ef(vanilla)"),
+            ("adaq@0.1", "adaptivethreshold(k=0.1)+ef(vanilla)"),
+            ("qsgd@4", "qsgd with its parameters in parentheses"),
+            ("topkk@4", "did you mean topk?"),
+        ] {
+            assert!(error(text).ends_with(now), "{text}: {}", error(text));
+        }
     }
 
     #[test]

@@ -191,6 +191,6 @@ fn median(mut values: Vec<f64>) -> f64 {
     if values.is_empty() {
         return 0.0;
     }
-    let middle = (values.len() - 1) / 2;
-    *values.select_nth_unstable_by(middle, f64::total_cmp).1
+    let lower = (values.len() - 1) / 2;
+    *values.select_nth_unstable_by(lower, f64::total_cmp).1
 }

@@ -25,7 +25,7 @@ impl SurvivalOperator for Survival {
             None => vec![0.0; points.len()],
         };
         let fronts = fronts(&points, &violation, num_survive);
-        let mut chosen: Vec<(usize, usize, f64)> = Vec::with_capacity(num_survive);
+        let mut chosen: Vec<Survivor> = Vec::with_capacity(num_survive);
         for (rank, front) in fronts.iter().enumerate() {
             let mut scored = crowding(&points, front);
             let room = num_survive - chosen.len();
@@ -34,14 +34,23 @@ impl SurvivalOperator for Survival {
                 scored.sort_by(|a, b| b.1.total_cmp(&a.1));
                 scored.truncate(room);
             }
-            chosen.extend(scored.into_iter().map(|(i, score)| (i, rank, score)));
+            chosen.extend(scored.into_iter().map(|(index, score)| Survivor { index, rank, score }));
         }
-        let indices: Vec<usize> = chosen.iter().map(|c| c.0).collect();
+        let indices: Vec<usize> = chosen.iter().map(|c| c.index).collect();
         let mut survivors = population.selected(&indices);
-        survivors.set_rank(chosen.iter().map(|c| c.1).collect::<Array1<usize>>());
-        survivors.set_survival_score(chosen.iter().map(|c| c.2).collect::<Array1<f64>>());
+        survivors.set_rank(chosen.iter().map(|c| c.rank).collect::<Array1<usize>>());
+        survivors.set_survival_score(chosen.iter().map(|c| c.score).collect::<Array1<f64>>());
         survivors
     }
+}
+
+/// A member of the population that goes on.
+struct Survivor {
+    index: usize,
+    /// Its front.
+    rank: usize,
+    /// Its crowding distance.
+    score: f64,
 }
 
 /// Fronts until `enough` are in them: feasible ones by dominance, then infeasible ones by violation, then
