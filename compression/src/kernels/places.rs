@@ -65,6 +65,33 @@ impl Kernel {
     }
 }
 
+impl Packed<'_> {
+    /// How many codes are not that of 0.
+    pub(crate) fn others(self, kernel: Kernel) -> usize {
+        kernel.run(Count(self))
+    }
+}
+
+struct Count<'a>(Packed<'a>);
+
+impl Work<usize> for Count<'_> {
+    #[inline(always)]
+    fn run(self) -> usize {
+        by_width!(self.0.width, count(self.0))
+    }
+}
+
+#[inline(always)]
+fn count<const W: u32>(packed: Packed<'_>) -> usize {
+    let in_word = |at| {
+        let others = others::<W>(packed, at);
+        // A lane's lowest bit becomes whether any of its bits is set.
+        let any = (1..W).fold(others, |any, bit| any | others >> bit);
+        (any & lanes::<W>(1)).count_ones() as usize
+    };
+    (0..packed.n).step_by(group_len(W) as usize).map(in_word).sum()
+}
+
 /// What kernels leave: codes from a multiple of 64 on.
 struct Rest<'a> {
     packed: Packed<'a>,
@@ -161,6 +188,7 @@ mod tests {
             for kernel in Kernel::available() {
                 let mut places = Places([7; SPAN + GROUP]);
                 prop_assert_eq!(kernel.places(packed, &mut places), &want[..], "{:?}", kernel);
+                prop_assert_eq!(packed.others(kernel), want.len(), "{:?}", kernel);
             }
         }
     }

@@ -136,13 +136,13 @@ pub(super) struct Encoder<'a> {
 
 impl Encoder<'_> {
     /// Which of Elias' codes takes fewer bits, and about how many, by what some samples hold.
-    pub(super) fn estimate(&mut self) -> (Elias, u64) {
-        let Self { packed, places, kernel } = self;
+    pub(super) fn estimate(&self) -> (Elias, u64) {
+        let Self { packed, kernel, .. } = *self;
         let (mut seen, mut others) = (0, 0);
         for at in (0..packed.n).step_by((packed.n / SAMPLE / SAMPLES).max(1) * SAMPLE) {
             let sample = packed.part(at, SAMPLE);
             seen += sample.n as u64;
-            others += kernel.places(sample, places).len() as u64;
+            others += sample.others(kernel) as u64;
         }
         let gap = (seen / others.max(1)).max(1);
         let elias = if gap < FAR { Elias::Gamma } else { Elias::Delta };
@@ -279,6 +279,9 @@ impl<R: Rule, S: Iterator<Item = f32>> Decoder<R, S> {
     }
 }
 
+/// Values that are added together.
+const BATCH: usize = 32;
+
 /// Adds values of levels 1 and −1 as long as there are no others and they lie within `out`, from behind the `place`-th on;
 /// answers which the last one is now.
 #[inline(always)]
@@ -289,17 +292,30 @@ fn add_ones(
     out: &mut [f32],
 ) -> u64 {
     let mut window = *from;
-    while window.refill() {
-        let (gap, width) = first(window.bits());
-        // A sign, and the code of 1.
-        let behind = window.bits().wrapping_shr(width);
-        if width + 2 > Window::LEAST || behind & 2 == 0 {
+    // Adding waits for memory where a tensor is larger than the caches: once all places of a batch are known it waits for many
+    // at once.
+    let mut batch = [(0, 0.0); BATCH];
+    loop {
+        let mut known = 0;
+        while known < BATCH && window.refill() {
+            let (gap, width) = first(window.bits());
+            // A sign, and the code of 1.
+            let behind = window.bits().wrapping_shr(width);
+            let at = (place + gap) as usize - 1;
+            if width + 2 > Window::LEAST || behind & 2 == 0 || at >= out.len() {
+                break;
+            }
+            batch[known] = (at, ones[behind as usize & 1]);
+            known += 1;
+            window.skip(width + 2);
+            place += gap;
+        }
+        for (at, value) in &batch[..known] {
+            out[*at] += value;
+        }
+        if known < BATCH {
             break;
         }
-        let Some(to) = out.get_mut((place + gap) as usize - 1) else { break };
-        *to += ones[behind as usize & 1];
-        window.skip(width + 2);
-        place += gap;
     }
     *from = window;
     place

@@ -296,7 +296,7 @@ impl<R: Rule> Bucketed<R> {
         let most = (packed.bytes.len() / SHARE).saturating_sub(1 + 4);
         // Their length hangs on what is drawn: no step may be the first to find too little room.
         self.bits.reserve(most + ROOM);
-        let mut encoder = Encoder { packed, places: &mut self.places, kernel };
+        let encoder = Encoder { packed, places: &mut self.places, kernel };
         let (elias, bits) = encoder.estimate();
         if bits.div_ceil(8) > most as u64 || !encoder.code(elias, most, self.bits.bits()) {
             return;
