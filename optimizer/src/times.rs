@@ -127,11 +127,12 @@ impl Times {
         Ok(table.with(own))
     }
 
-    /// The median of what compressing takes by `own` over what it takes by this, of those that both have; 1 of none.
+    /// The median (of an even number the upper one) of what compressing takes by `own` over what it takes by this, of those that
+    /// both have; 1 of none. What is said to take no time tells nothing of the others.
     fn slower(&self, own: &BTreeMap<Family, [CodecCost; 2]>) -> f64 {
         let takes = |costs: &[CodecCost; 2]| costs.iter().map(|cost| cost.of(1.0, 0.01)).sum::<f64>();
         let both = own.iter().filter_map(|(family, costs)| Some(takes(costs) / takes(self.costs.get(family)?)));
-        let mut ratios: Vec<f64> = both.filter(|ratio| ratio.is_finite()).collect();
+        let mut ratios: Vec<f64> = both.filter(|ratio| ratio.is_finite() && *ratio > 0.0).collect();
         ratios.sort_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied().unwrap_or(1.0)
     }
@@ -161,13 +162,14 @@ impl Times {
     /// What a table that was stored lacks takes as long as by the one that ships.
     fn costs_of(&self, family: Family) -> [CodecCost; 2] {
         let own = self.costs.get(&family).copied().or_else(|| self.costs_like(family.name()));
-        own.or_else(|| SHIPPED.costs_like(family.name())).expect("a test holds that times.json has every compressor")
+        own.or_else(|| SHIPPED.costs_like(family.name())).expect("the_table_that_ships_has_every_compressor")
     }
 
     /// Seconds that one of `ranks` takes in a step to compress a gradient of so many values and to decompress what arrives:
     /// every rank's message where they are gathered, one sum where they add up.
     pub fn t_comp(&self, selector: Selector, ratio: CompressionRatio, (values, ranks): (u64, usize)) -> f64 {
-        if selector.family.is_none() {
+        // Also with a memory, which has nothing to keep.
+        if selector.family.name() == CompressorSpec::NONE.compressor().name {
             return 0.0;
         }
         let [compress, decompress] = self.costs_of(selector.family);
@@ -308,7 +310,8 @@ mod tests {
             assert!(times.costs.contains_key(&family), "{family}");
         }
         let rows: Vec<Row> = serde_json::from_str(include_str!("times.json")).unwrap();
-        let specs: Vec<CompressorSpec> = rows.iter().map(|row| row.method.parse().unwrap()).collect();
+        let measured = |row: &&Row| row.compress_s.is_some() && row.decompress_s.is_some();
+        let specs: Vec<CompressorSpec> = rows.iter().filter(measured).map(|row| row.method.parse().unwrap()).collect();
         for info in COMPRESSORS.iter().filter(|info| info.name != "none") {
             let own: Vec<_> = specs.iter().filter(|spec| spec.compressor() == *info).collect();
             let ratios: Vec<f64> = own.iter().filter_map(|spec| Some(spec.ratio()?.get())).collect();
@@ -325,6 +328,15 @@ mod tests {
         for values in [0, 1, u64::MAX] {
             assert!(t_comp(&times, "topk@0.1/allgather", values, 8).is_finite());
         }
+        assert_eq!(t_comp(&times, "none+ef(vanilla)/dense-ring", 1_000_000, 8), 0.0);
+    }
+
+    #[test]
+    fn a_row_of_no_time_makes_the_others_no_cheaper() {
+        let free = r#"[{"method":"fp16","n":1000000,"compress_s":0,"decompress_s":0}]"#;
+        let (times, shipped) = (Times::read(free).unwrap(), Times::default());
+        let topk = "topk@0.1/allgather";
+        assert_eq!(t_comp(&times, topk, 1_000_000, 8), t_comp(&shipped, topk, 1_000_000, 8));
     }
 
     #[test]

@@ -19,9 +19,8 @@ impl Places {
     /// Stores, behind `count` places, those of the set bits of 64 from `first` on; answers how many there are now.
     #[inline(always)]
     pub(super) fn push(&mut self, count: usize, first: usize, mut set: u64) -> usize {
-        let (end, Some(room)) = (count + set.count_ones() as usize, self.0[count..].first_chunk_mut::<GROUP>()) else {
-            return count;
-        };
+        let end = count + set.count_ones() as usize;
+        let room = &mut self.0[count..count + GROUP];
         // Fours without a branch between them: how many are set is guessed wrong too often.
         for four in room.as_chunks_mut::<4>().0 {
             for place in four {

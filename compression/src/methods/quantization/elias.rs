@@ -301,11 +301,11 @@ fn add_ones(
             let (gap, width) = first(window.bits());
             // A sign, and the code of 1.
             let behind = window.bits().wrapping_shr(width);
-            let at = (place + gap) as usize - 1;
-            if width + 2 > Window::LEAST || behind & 2 == 0 || at >= out.len() {
+            // What is no code, as any bytes may be, has a width beyond all others and no distance.
+            if width + 2 > Window::LEAST || behind & 2 == 0 || place + gap > out.len() as u64 {
                 break;
             }
-            batch[known] = (at, ones[behind as usize & 1]);
+            batch[known] = ((place + gap) as usize - 1, ones[behind as usize & 1]);
             known += 1;
             window.skip(width + 2);
             place += gap;
@@ -323,11 +323,31 @@ fn add_ones(
 
 #[cfg(test)]
 mod tests {
+    use super::super::linear::Linear;
     use super::*;
-    use crate::wire::{Writer, levels_width, pack};
+    use crate::random::Stream;
+    use crate::wire::{Reader, Writer, levels_width, pack};
     use proptest::prelude::*;
 
     proptest! {
+        /// Whatever arrives: an error, or values within the tensor.
+        #[test]
+        fn any_bytes_are_survived(
+            runs in prop::collection::vec((prop_oneof![any::<u8>(), Just(0), Just(0xff)], 1usize..20), 0..30),
+            n in 1usize..3 * BLOCK,
+            fresh: bool,
+        ) {
+            let drawn: Vec<u8> = runs.iter().flat_map(|(byte, len)| std::iter::repeat_n(*byte, *len)).collect();
+            for elias in [Elias::Gamma, Elias::Delta] {
+                let rule = Linear::new(1.0, [1, 1], Stream::new(1, [0; 4]));
+                let decoder = Decoder { rule, zero: 1, most: 2, bucket: n, steps: std::iter::once(1.0) };
+                let (mut out, mut reader) = (vec![0.0; n], Reader::new(&drawn));
+                let bits = reader.bits("codes", drawn.len()).unwrap();
+                _ = decoder.add(elias, bits, Target { scale: 1.0, out: &mut out, fresh });
+                prop_assert!(out.iter().all(|value| [-1.0, 0.0, 1.0].contains(value)));
+            }
+        }
+
         /// Of any distances, also such as are not looked up, on every kernel.
         #[test]
         fn codes_are_those_of_one_after_the_other(
