@@ -80,10 +80,12 @@ const strategyWords = (text) => {
 };
 
 // ---- fetching ----
+/** The controller did not answer; any other error is the page's own. */
+class Unanswered extends Error {}
 async function get(path) {
-  const answer = await fetch(path, { cache: "no-store" });
+  const answer = await fetch(path, { cache: "no-store" }).catch((error) => { throw new Unanswered(`${path}: ${error.message}`); });
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  if (!answer.ok) throw new Unanswered(`${path}: ${answer.status}`);
   return answer.json();
 }
 
@@ -111,7 +113,8 @@ async function look() {
 function connection(ok, error) {
   const chip = $("link");
   chip.className = `chip state ${ok ? "ok" : "lost"}`;
-  chip.textContent = ok ? "live" : "controller unreachable, trying again";
+  const lost = error instanceof Unanswered ? "controller unreachable, trying again" : `this page failed: ${error}`;
+  chip.textContent = ok ? "live" : lost;
   chip.title = error ? String(error) : "";
 }
 
@@ -262,7 +265,7 @@ function showTiles(job, newest) {
     tile("Collective", micros(job.sync_us), off(job.sync_us, job.predicted_sync_us)),
     tile("Compute", micros(job.compute_us), `compression ${micros(job.comp_us)}`),
     tile("Gain", share(job.gain), "gradient energy kept"),
-    tile("Sent", newest && newest.bytes_sent !== null ? `${count(Math.round(newest.bytes_sent))}B` : "–", newest ? `per rank and step, ${ranWords(newest)}` : "per rank and step"),
+    tile("Sent", newest && newest.bytes_sent !== null ? `${count(Math.round(newest.bytes_sent))}B` : "–", newest ? `per rank and step, ${strategyWords(newest.strategy)}` : "per rank and step"),
     tile("Ranks", `${job.live_ranks} / ${job.world}`, `${new Set(job.nodes.filter(Boolean)).size} nodes, ${job.backend}`),
     tile("Steps", String(job.step), `${count(job.gradient_values)} values each`),
     tile("Loss", share(job.loss), "newest"),
