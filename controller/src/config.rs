@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_releases_before_are_read() {
+    fn keys_of_earlier_builds_are_read() {
         let config = RawConfig::parse("[planner]\napply_patience_s = 7.0\nguard_patience_s = 8.0").unwrap();
         assert_eq!((config.planner.apply_timeout_s.get(), config.planner.guard_timeout_s.get()), (7.0, 8.0));
         assert!(RawConfig::parse("apply_patience_s = 7.0").is_err());

@@ -1,7 +1,7 @@
 //! What an operator allows a job.
 
 use flexcomm_domain::CompressorKind;
-use flexcomm_domain::spec::SpecError;
+use flexcomm_domain::spec::{SpecError, is_name_alone};
 use flexcomm_planner::{NOT_EMPTY, Snapshot};
 use flexcomm_wire::api::{JobPolicy, NotOffered, PolicySet};
 use std::collections::BTreeSet;
@@ -15,6 +15,14 @@ pub enum PolicyError {
     /// A kind that is not known, with the nearest one that is.
     #[error("failed to {0}")]
     Unknown(#[from] SpecError),
+    /// A kind with parameters or parts.
+    #[error("kinds has {text:?}: kinds are names without parameters, allowed is {name:?}")]
+    Parameters {
+        /// As written.
+        text: String,
+        /// Its compressor.
+        name: &'static str,
+    },
     /// It would allow nothing.
     #[error("kinds is an empty list, allowed is {NOT_EMPTY}, and null is all")]
     Empty,
@@ -26,13 +34,21 @@ pub enum PolicyError {
 /// The kinds that an operator asked for, each once and by the name it has here.
 ///
 /// # Errors
-/// [`PolicyError::Unknown`], [`PolicyError::Empty`].
+/// [`PolicyError::Unknown`], [`PolicyError::Parameters`], [`PolicyError::Empty`].
 pub fn asked(policy: &JobPolicy) -> Result<Kinds, PolicyError> {
     let Some(kinds) = &policy.kinds else { return Ok(None) };
     if kinds.is_empty() {
         return Err(PolicyError::Empty);
     }
-    Ok(Some(kinds.iter().map(|kind| kind.parse()).collect::<Result<_, _>>()?))
+    Ok(Some(kinds.iter().map(|kind| read(kind)).collect::<Result<_, _>>()?))
+}
+
+fn read(text: &str) -> Result<CompressorKind, PolicyError> {
+    let kind: CompressorKind = text.split(['(', '+']).next().unwrap_or_default().parse()?;
+    if is_name_alone(text) {
+        return Ok(kind);
+    }
+    Err(PolicyError::Parameters { text: text.to_owned(), name: kind.name() })
 }
 
 /// What it is answered for a job of which this is known.
@@ -42,7 +58,8 @@ pub fn asked(policy: &JobPolicy) -> Result<Kinds, PolicyError> {
 pub fn answer(kinds: &Kinds, snapshot: Snapshot) -> Result<PolicySet, PolicyError> {
     let JobPolicy { kinds: names } = shown(kinds);
     let all: Vec<CompressorKind> = kinds.iter().flatten().copied().collect();
-    if snapshot.offer.codecs.is_empty() && !all.is_empty() {
+    let needs_offer = all.iter().any(|kind| kind.name() != "none");
+    if snapshot.offer.codecs.is_empty() && needs_offer {
         let note = "no trainer of the job is attached: nothing is known yet of what they offer".to_owned();
         return Ok(PolicySet { kinds: names, not_offered: Vec::new(), note: Some(note) });
     }

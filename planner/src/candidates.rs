@@ -1,7 +1,7 @@
 //! Which compressors that a job offers are candidates, and why the others are not.
 
 use crate::Snapshot;
-use flexcomm_domain::spec::SpecError;
+use flexcomm_domain::spec::{CompressorSpec, SpecError, is_name_alone};
 use flexcomm_domain::{CompressorKind, Family};
 use flexcomm_optimizer::Space;
 use serde::{Deserialize, Serialize};
@@ -31,14 +31,36 @@ impl Allowed {
     }
 }
 
-impl FromStr for Allowed {
-    type Err = SpecError;
+/// Why a text is no entry of `planner.compressors`. Completes "failed to ...".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllowedError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// It has a ratio, which would not count.
+    #[error(
+        "allow {text:?} at its ratio alone: ratios are those of planner.crs for every compressor, so write {family} here"
+    )]
+    Ratio {
+        /// As written.
+        text: String,
+        /// Without the ratio.
+        family: Box<Family>,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        match text.contains(['(', '+']) {
-            true => text.parse().map(Box::new).map(Self::Family),
-            false => text.parse().map(Self::Kind),
+impl FromStr for Allowed {
+    type Err = AllowedError;
+
+    fn from_str(text: &str) -> Result<Self, AllowedError> {
+        if is_name_alone(text) {
+            return Ok(Self::Kind(text.parse()?));
         }
+        let family: Box<Family> = Box::new(text.parse()?);
+        if text.parse().is_ok_and(|spec: CompressorSpec| spec.ratio().is_some()) {
+            return Err(AllowedError::Ratio { text: text.to_owned(), family });
+        }
+        Ok(Self::Family(family))
     }
 }
 
@@ -46,7 +68,7 @@ impl TryFrom<String> for Allowed {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        text.parse().map_err(|error: SpecError| format!("failed to {error}"))
+        text.parse().map_err(|error: AllowedError| format!("failed to {error}"))
     }
 }
 
@@ -138,9 +160,12 @@ impl Snapshot {
         }
     }
 
-    /// What the job offers as candidates and is none, each with the reason.
+    /// What the job offers and is no candidate, each with the reason; of what it offers on request what the policy and the settings
+    /// allow.
     pub(crate) fn all_left_out(&self) -> Vec<(Family, LeftOut)> {
-        let families = self.offer.codecs.keys().filter(|family| !self.offer.on_request.contains(family));
-        families.filter_map(|family| Some((*family, self.left_out(family)?))).collect()
+        let left_out = self.offer.codecs.keys().filter_map(|family| Some((*family, self.left_out(family)?)));
+        let asked_for =
+            |(family, why): &(Family, LeftOut)| *why == LeftOut::Biased || !self.offer.on_request.contains(family);
+        left_out.filter(asked_for).collect()
     }
 }

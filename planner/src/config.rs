@@ -5,6 +5,7 @@ use flexcomm_domain::{CompressionRatio, Seconds, Selection, nearest};
 use flexcomm_optimizer::{DEFAULT_CRS, PolicyConfig};
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 
 /// Most candidate ratios: with the default compressors, every collective and both worker selections some 400 strategies.
@@ -21,7 +22,7 @@ pub struct Config {
     /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
     pub crs: Vec<CompressionRatio>,
     /// Compressors that may be chosen: `topk`, `fp16`, `powersgd` with any parameters and memory, or one without its ratio,
-    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)`; absent: all that the job offers.
+    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)` (ratios are `crs`); absent: all that the job offers.
     pub compressors: Option<Vec<Allowed>>,
     /// Whether biased compressors without error feedback (`topk(k=*)`) are candidates where the job offers them. Default false:
     /// what they leave out of a step never arrives, and training may end elsewhere. Casts to half precision are not meant.
@@ -205,18 +206,22 @@ pub struct ConfigError {
     /// As given.
     pub value: String,
     /// What would be accepted.
-    pub allowed: &'static str,
+    pub allowed: Cow<'static, str>,
 }
 
 impl Config {
-    /// Keys as releases before called them, which are still read.
+    /// Keys as earlier builds called them, which are still read.
     pub const FORMER_KEYS: [&str; 2] = ["apply_patience_s", "guard_patience_s"];
 
     /// Names the first value out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let share = |key, value: f64, least: f64, most: f64, allowed| {
+        let share = |key, value: f64, least: f64, most: f64, allowed: &'static str| {
             let ok = value.is_finite() && (least..=most).contains(&value);
-            if ok { Ok(()) } else { Err(ConfigError { key, value: value.to_string(), allowed }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(ConfigError { key, value: value.to_string(), allowed: Cow::Borrowed(allowed) })
+            }
         };
         share("link_change", self.link_change, 0.01, 10.0, "0.01 to 10")?;
         share("gain_change", self.gain_change, 0.01, 10.0, "0.01 to 10")?;
@@ -242,30 +247,49 @@ impl Config {
         }
         if self.selections.is_empty() {
             let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
-            return Err(ConfigError { key: "selections", value, allowed });
+            return Err(ConfigError { key: "selections", value, allowed: allowed.into() });
         }
         self.check_compressors()?;
         self.check_crs()
     }
 
     fn check_compressors(&self) -> Result<(), ConfigError> {
-        let refuse = |value: String, allowed| Err(ConfigError { key: "compressors", value, allowed });
+        let refuse =
+            |value: String, allowed: Cow<'static, str>| Err(ConfigError { key: "compressors", value, allowed });
         let Some(compressors) = &self.compressors else { return Ok(()) };
         if compressors.is_empty() {
-            return refuse("an empty list".to_owned(), NOT_EMPTY);
+            return refuse("an empty list".to_owned(), NOT_EMPTY.into());
+        }
+        let never = |x: &&Allowed| matches!(x, Allowed::Family(family) if family.name() == "none");
+        if let Some(none) = compressors.iter().find(never) {
+            let allowed = "none by its name alone: it is dense, leaves nothing out, and nothing else goes with it";
+            return refuse(none.to_string(), allowed.into());
+        }
+        let not_offered = |x: &Allowed| match x {
+            Allowed::Kind(kind) => Some((*kind, kind.not_offered()?)),
+            Allowed::Family(_) => None,
+        };
+        let unusable: Option<Vec<_>> = compressors.iter().map(not_offered).collect();
+        if let Some((kind, why)) = unusable.and_then(|all| all.first().copied()) {
+            let allowed = format!(
+                "{kind} with its parameters, here and in attach(candidates=[...]), or beside others: no trainer offers it \
+                 by itself, since {why}, and dense alone would be left, which is [\"none\"]"
+            );
+            return refuse(kind.to_string(), allowed.into());
         }
         let lossy = |x: &&Allowed| matches!(x, Allowed::Family(family) if family.any().is_biased_without_memory());
         match compressors.iter().find(lossy).filter(|_| !self.biased_without_memory) {
             Some(lossy) => refuse(
                 lossy.to_string(),
-                "only with biased_without_memory = true, since what it leaves out is lost: add +ef(vanilla)",
+                "only with biased_without_memory = true, since what it leaves out is lost: add +ef(vanilla)".into(),
             ),
             None => Ok(()),
         }
     }
 
     fn check_crs(&self) -> Result<(), ConfigError> {
-        let refuse = |value: String, allowed| Err(ConfigError { key: "crs", value, allowed });
+        let refuse =
+            |value: String, allowed: &'static str| Err(ConfigError { key: "crs", value, allowed: allowed.into() });
         if self.crs.is_empty() || self.crs.len() > MAX_CRS {
             return refuse(format!("a list of {}", self.crs.len()), "1 to 32 ratios");
         }
@@ -344,6 +368,21 @@ mod tests {
         assert!(!covers("topk(k=*)") && !covers("fp16"));
         let typo = read(r#"["topkk"]"#).unwrap_err().to_string();
         assert!(typo.contains("did you mean topk?"), "{typo}");
+        for (written, now) in [("topk(k=0.01)+ef(vanilla)", "topk(k=*)+ef(vanilla)"), ("topk(0.01)", "topk(k=*)")] {
+            let ratio = read(&format!("[{written:?}]")).unwrap_err().to_string();
+            assert!(ratio.contains(&format!("planner.crs for every compressor, so write {now} here")), "{ratio}");
+        }
+        for text in ["topk+ef(vanilla)", "topk(k=5)+ef(vanilla)", "gradzip(rank=4)+ef(vanilla)"] {
+            read(&format!("[{text:?}]")).unwrap().check().unwrap();
+        }
+        let refused = |text: &str| read(text).unwrap().check().unwrap_err().to_string();
+        let threshold = refused(r#"["threshold"]"#);
+        assert!(threshold.starts_with("planner.compressors is threshold, "), "{threshold}");
+        assert!(threshold.contains("since its threshold v has the gradient's unit"), "{threshold}");
+        assert!(refused(r#"["topk", "none+ef(vanilla)"]"#).contains("none by its name alone"));
+        for fine in [r#"["threshold", "topk"]"#, r#"["threshold(v=0.01)+ef(vanilla)"]"#, r#"["threshold", "none"]"#] {
+            read(fine).unwrap().check().unwrap();
+        }
         let lossy = Config { compressors: Some(vec!["topk(k=*)".parse().unwrap()]), ..Config::default() };
         assert!(lossy.check().unwrap_err().to_string().contains("+ef(vanilla)"));
         Config { biased_without_memory: true, ..lossy }.check().unwrap();

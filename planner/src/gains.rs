@@ -192,11 +192,12 @@ fn assumed(s: &Snapshot, family: Family, codec: &CodecBytes, weakest: &Profile) 
     Some(timed(s, family.into(), &profile))
 }
 
-/// A profile with the times that are assumed of a selector: no shorter than its own.
+/// A profile with the times that are assumed of a selector: no shorter than its own at its points.
 fn timed(s: &Snapshot, selector: Selector, profile: &Profile) -> Profile {
     let size = (s.gradient_values, s.ranks as usize);
     let t_comp = |p: &ProfilePoint| s.times.t_comp(selector, p.cr, size).max(p.t_comp_s);
-    profile.map(|p| ProfilePoint { t_comp_s: t_comp(p), ..*p })
+    let timed = profile.map(|p| ProfilePoint { t_comp_s: t_comp(p), ..*p });
+    timed.with_curve(|cr| s.times.t_comp(selector, cr, size))
 }
 
 /// Of the profiles over ratios of ranks that select for themselves, else of all.

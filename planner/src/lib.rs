@@ -77,7 +77,7 @@ mod trial;
 mod triggers;
 mod words;
 
-pub use candidates::{Allowed, LeftOut, NOT_EMPTY};
+pub use candidates::{Allowed, AllowedError, LeftOut, NOT_EMPTY};
 pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;

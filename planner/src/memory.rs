@@ -325,7 +325,7 @@ mod tests {
     use proptest::prelude::{prop_assert, proptest};
 
     #[test]
-    fn what_releases_before_remembered_is_read() {
+    fn what_earlier_builds_remembered_is_read() {
         let text = r#"{"held_back":{"margin":0.1,"cause":"links"},"complaint":{"version":3,"since":5},"guard_spoke":2,
             "blocked":[{"strategy":"none/dense-ring","scope":"collective","until":9,"strikes":4,"why":"slow"}]}"#;
         let memory: Memory = serde_json::from_str(text).unwrap();

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stored_triggers_of_releases_before_are_read() {
+    fn stored_triggers_of_earlier_builds_are_read() {
         let found: Trigger = serde_json::from_str(r#"{"kind":"held-back","cause":"links"}"#).unwrap();
         assert_eq!(found, Trigger::Deferred { cause: "links".to_owned() });
         assert!(serde_json::to_string(&found).unwrap().contains("\"deferred\""));

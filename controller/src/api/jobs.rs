@@ -8,7 +8,10 @@ use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{one_of_each, thinned};
 use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, TrialView};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
 use std::sync::Arc;
 
 use super::body::Body;
@@ -151,10 +154,33 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
     }
 }
 
+/// Body of a policy; nothing but an object, where serde's structs may be lists, too.
+pub(super) struct AskPolicy(JobPolicy);
+
+impl<'de> Deserialize<'de> for AskPolicy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OfObject).map(Self)
+    }
+}
+
+struct OfObject;
+
+impl<'de> Visitor<'de> for OfObject {
+    type Value = JobPolicy;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with the key kinds, such as {\"kinds\": [\"topk\"]}")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<JobPolicy, A::Error> {
+        JobPolicy::deserialize(MapAccessDeserializer::new(map))
+    }
+}
+
 /// Sets what a job may use, from the next look on; it stays for later runs under the name.
-pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<JobPolicy>) -> Answer<PolicySet> {
+pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<AskPolicy>) -> Answer<PolicySet> {
     let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
-    let kinds = policy::asked(&asked).map_err(refused)?;
+    let kinds = policy::asked(&asked.0).map_err(refused)?;
     let answer = policy::answer(&kinds, gather(&app, &row).await?.snapshot).map_err(refused)?;
     if !app.store.put_policy(&row.job, &kinds).await? {
         return Err(unknown(&row.job));
@@ -168,7 +194,23 @@ pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): B
 #[serde(deny_unknown_fields)]
 pub(super) struct AskTrial {
     #[serde(default)]
-    candidates: Vec<StrategyWire>,
+    candidates: Vec<Candidate>,
+}
+
+/// A strategy's text; what is none is told the form.
+struct Candidate(StrategyWire);
+
+impl<'de> Deserialize<'de> for Candidate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let written = serde_json::Value::deserialize(deserializer)?;
+        let form = |_| {
+            D::Error::custom(format!(
+                "{written} is no strategy: expected a text COMPRESSOR/COLLECTIVE[:SELECTION], such as \
+                 \"topk(k=0.01)+ef(vanilla)/allgather\""
+            ))
+        };
+        StrategyWire::deserialize(&written).map(Self).map_err(form)
+    }
 }
 
 pub(super) async fn ask_trial(
@@ -180,7 +222,7 @@ pub(super) async fn ask_trial(
     if row.ended.is_some() {
         return Err(ApiError::Conflict(format!("job {job} has ended")));
     }
-    let given = ask.candidates.iter().map(Strategy::try_from).collect::<Result<Vec<_>, _>>();
+    let given = ask.candidates.iter().map(|Candidate(wire)| Strategy::try_from(wire)).collect::<Result<Vec<_>, _>>();
     let mut candidates = given.map_err(|e| ApiError::Unprocessable(e.to_string()))?;
     if !candidates.is_empty() {
         runnable(&gather(&app, &row).await?.snapshot, &candidates)?;

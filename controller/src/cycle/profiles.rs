@@ -22,7 +22,7 @@ pub fn profiles(
     let mut points: BTreeMap<(Selector, u64), Point> = BTreeMap::new();
     for (report, outcome) in of_ended().flat_map(|r| r.outcomes.iter().map(move |o| (r, o))) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
-        // Trainers of the release before cut it to 1, which says nothing of the variance.
+        // Trainers of earlier builds cut it to 1, which says nothing of the variance.
         let is_cut = strategy.spec().is_unbiased_without_memory() && outcome.gain >= 1.0;
         if !strategy.is_dense() && !is_cut {
             points.entry((strategy.selector(), strategy.cr().get().to_bits())).or_default().add(report, outcome);
@@ -81,15 +81,18 @@ fn by_selector(
             unpriced.push((*selector, priced));
         }
     }
-    // What only had a shadow takes as long as its neighbours that ran, or as is assumed of what never did.
-    let timed: BTreeMap<Selector, Profile> =
-        of_selector.iter().filter_map(|(s, p)| Some((*s, Profile::new(p.clone()).ok()?))).collect();
+    // Outside the ratios that ran, a selector's times change with the ratio as the table's do.
+    let profile = |selector: Selector, points: Vec<ProfilePoint>| {
+        Some((selector, Profile::new(points).ok()?.with_curve(|cr| times.t_comp(selector, cr, size))))
+    };
+    // What only had a shadow takes as long as its neighbours that ran make it, or as is assumed of what never did.
+    let timed: BTreeMap<Selector, Profile> = of_selector.iter().filter_map(|(s, p)| profile(*s, p.clone())).collect();
     for (selector, mut point) in unpriced {
         let assumed = || times.t_comp(selector, point.cr, size);
         point.t_comp_s = timed.get(&selector).map_or_else(assumed, |profile| profile.t_comp(point.cr));
         of_selector.entry(selector).or_default().push(point);
     }
-    of_selector.into_iter().filter_map(|(selector, points)| Some((selector, Profile::new(points).ok()?))).collect()
+    of_selector.into_iter().filter_map(|(selector, points)| profile(selector, points)).collect()
 }
 
 /// Of one selector and ratio.
@@ -277,9 +280,47 @@ mod tests {
         (newer.outcomes[1].shadow_gain, newer.outcomes[1].iterations) = (Some(0.02), 0);
         let profiles = of(&[trial(2, "done"), trial(1, "done")], &[newer, report(1, 0, 0.9)], 1_000);
         let topk = &profiles.by_selector[&"topk".parse().unwrap()];
-        let known: Vec<(f64, f64, f64)> =
-            topk.points().iter().map(|p| (p.cr.get(), p.gain.get(), p.t_comp_s)).collect();
-        assert_eq!(known, [(0.001, 0.02, 600e-6), (0.1, 0.4, 600e-6)]);
+        let known: Vec<(f64, f64)> = topk.points().iter().map(|p| (p.cr.get(), p.gain.get())).collect();
+        assert_eq!(known, [(0.001, 0.02), (0.1, 0.4)]);
+        let seconds = 600e-6 * table("topk", 0.001, 1_000) / table("topk", 0.1, 1_000);
+        let [of_shadow, ran] = [0, 1].map(|i| topk.points()[i].t_comp_s);
+        assert!((of_shadow / seconds - 1.0).abs() < 1e-9 && ran == 600e-6, "{of_shadow} is not {seconds}");
+    }
+
+    /// Seconds by the table that ships, of two ranks.
+    fn table(selector: &str, ratio: f64, values: u64) -> f64 {
+        let cr = CompressionRatio::new(ratio).unwrap();
+        Times::default().t_comp(selector.parse().unwrap(), cr, (values, 2))
+    }
+
+    /// Selecting a tenth of the values takes longer than a thousandth, whichever of them ran.
+    #[test]
+    fn outside_the_ratios_that_ran_times_change_as_the_tables_do() {
+        let values = 235_146;
+        let tried = |ratios: &[(f64, f64)]| {
+            let mut tried = report(1, 0, 0.3);
+            let outcome = tried.outcomes[0].clone();
+            let outcome_of = |(ratio, comp_us): &(f64, f64)| {
+                let strategy = format!("topk@{ratio}/allgather").parse::<Strategy>().unwrap().into();
+                flexcomm_wire::TrialOutcome { strategy, comp_us: *comp_us, ..outcome.clone() }
+            };
+            tried.outcomes = ratios.iter().map(outcome_of).collect();
+            let topk = of(&[trial(1, "done")], &[tried], values).by_selector[&"topk".parse().unwrap()].clone();
+            let stored: Profile = serde_json::from_str(&serde_json::to_string(&topk).unwrap()).unwrap();
+            assert_eq!(stored, topk);
+            move |ratio| topk.t_comp(CompressionRatio::new(ratio).unwrap()) * 1e6
+        };
+        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
+        let over = |ratio, other| table("topk", ratio, values) / table("topk", other, values);
+        assert!(over(0.1, 0.001) > 2.0, "else nothing is tested");
+        let one = tried(&[(0.004, 237.0)]);
+        for ratio in [0.1, 0.033, 0.004, 0.001] {
+            near(one(ratio), 237.0 * over(ratio, 0.004));
+        }
+        let two = tried(&[(0.004, 237.0), (0.033, 700.0)]);
+        near(two((0.004f64 * 0.033).sqrt()), (237.0 + 700.0) / 2.0);
+        near(two(0.1), 700.0 * over(0.1, 0.033));
+        near(two(0.001), 237.0 * over(0.001, 0.004));
     }
 
     /// What has run tells how fast the machines are, for everything that has not.

@@ -63,7 +63,7 @@ const clock = (us) => new Date(us / 1000).toLocaleTimeString([], { hour12: false
 /** The parts of a strategy's text, `COMPRESSOR/COLLECTIVE[:SELECTION]`; `family` is the compressor without its ratio, `cr` null
     where it keeps no share of the values. */
 const partsOf = (strategy) => {
-  // Reports that were earlier builds stored have objects, whose compressors had error feedback.
+  // Reports that earlier builds stored hold objects, whose compressors had error feedback.
   const old = typeof strategy === "object" && strategy.compressor !== "none" ? `${strategy.compressor}(k=${strategy.cr})+ef(vanilla)` : "none";
   const text = typeof strategy === "object" ? `${old}/${strategy.collective}${strategy.selection ? `:${strategy.selection}` : ""}` : strategy;
   const [spec, how] = text.split(/\/(?=[^/]*$)/);

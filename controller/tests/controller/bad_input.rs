@@ -155,6 +155,10 @@ async fn trials_are_asked_for_one_at_a_time() {
     let bad = json!({ "candidates": [{ "compressor": "topk", "cr": 2.0, "collective": "allgather" }] });
     problem(s.api.post("/api/v1/jobs/j/trials", &bad).await, 422).await;
     problem(s.api.post("/api/v1/jobs/j/trials", &json!({ "candidate": [] })).await, 422).await;
+    let bad = json!({ "candidates": [{ "compressor": "topk", "ratio": 0.1 }] });
+    let said = problem(s.api.post("/api/v1/jobs/j/trials", &bad).await, 422).await["detail"].to_string();
+    assert!(said.contains("candidates[0]: ") && said.contains("topk(k=0.01)+ef(vanilla)/allgather"), "{said}");
+    assert!(!said.contains("untagged"), "{said}");
     assert_eq!(s.api.post("/api/v1/jobs/j/trials", &json!({})).await.status(), 202);
     problem(s.api.post("/api/v1/jobs/j/trials", &json!({})).await, 409).await;
     let order = s.b.orders(&s.api).await.jobs[0].trial.clone().unwrap();
@@ -176,6 +180,10 @@ async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
     for (bad, expected) in [
         (json!({ "kinds": ["topkk"] }), "did you mean topk?"),
         (json!({ "kinds": ["topk(k=0.1)"] }), "topk(k=0.1)"),
+        (json!({ "kinds": ["topk(0.01)"] }), "kinds are names without parameters, allowed is \"topk\""),
+        (json!({ "kinds": ["topk(k=0.01)+ef(vanilla)"] }), "names without parameters, allowed is \"topk\""),
+        (json!({ "kinds": ["topkk(k=0.01)"] }), "did you mean topk?"),
+        (json!([]), "invalid type: sequence, expected an object with the key kinds"),
         (json!({ "kinds": "topk" }), "kinds"),
         (json!({ "kind": ["topk"] }), "kind"),
         (json!({}), "missing field `kinds`"),
@@ -211,6 +219,8 @@ async fn a_job_s_policy_lists_the_kinds_that_it_may_use() {
     s.a.report(&s.api, vec![left]).await;
     let later: Value = s.api.put(path, &json!({ "kinds": ["onebit"] })).await.json().await.unwrap();
     assert!(later["note"].as_str().unwrap().contains("no trainer of the job is attached"), "{later}");
+    let dense: Value = s.api.put(path, &json!({ "kinds": ["none"] })).await.json().await.unwrap();
+    assert_eq!(dense["note"], Value::Null, "dense needs no offer");
     s.intact().await;
 }
 

@@ -128,7 +128,7 @@ impl FromStr for Family {
 }
 
 /// Whether a text says neither parameters nor parts.
-fn is_name_alone(text: &str) -> bool {
+pub fn is_name_alone(text: &str) -> bool {
     !text.contains(['(', '+'])
 }
 

@@ -22,7 +22,7 @@ mod parts;
 mod sizes;
 
 pub use error::SpecError;
-pub use family::{Family, default_compressors, further_compressors};
+pub use family::{Family, default_compressors, further_compressors, is_name_alone};
 pub use kind::CompressorKind;
 pub use nature::{Nature, Typical, quantizer_bound};
 pub use params::{Kind, MAX_PARAMETERS, MAX_VALUES, Param, Values};

@@ -152,6 +152,12 @@ fn what_is_offered_on_request_is_a_candidate_where_policy_or_settings_name_it() 
     assert!(job.call().report.left_out.is_empty(), "what nobody asked for is not told of");
     let why = job.s.left_out(&"terngrad".parse().unwrap()).unwrap().to_string();
     assert!(why.contains("policy") && why.contains("attach(candidates="), "{why}");
+    job.s.offer.codecs.insert("signsgd".parse().unwrap(), CodecBytes { value_bytes: 0.04, ..CodecBytes::DENSE });
+    job.s.offer.on_request.insert("signsgd".parse().unwrap());
+    assert!(job.call().report.left_out.is_empty(), "nor that it would be biased");
+    job.s.kinds = Some(["topk", "signsgd"].map(|kind| kind.parse().unwrap()).into());
+    let left_out = job.call().report.left_out;
+    assert_eq!(left_out, [("signsgd".parse().unwrap(), flexcomm_planner::LeftOut::Biased)], "of what the policy names");
     job.s.kinds = Some(["topk", "terngrad"].map(|kind| kind.parse().unwrap()).into());
     assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [true, true, false]);
     job.s.kinds = None;
@@ -204,6 +210,22 @@ fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     job.s.kinds = Some([].into());
     let outcome = job.call();
     assert!(job.strategy().is_dense() && kinds(&outcome).iter().all(|kind| *kind == "none"), "dense always may");
+}
+
+/// A trial that ran top-k at a single ratio does not make compressors that nobody ran take as long at every other.
+#[test]
+fn what_was_not_measured_takes_longer_where_more_is_kept() {
+    let mut job = offering(&["lwtopk"]);
+    let [large, small] = [0.1, 0.001].map(|c| CompressionRatio::new(c).unwrap());
+    let point = ProfilePoint { cr: small, gain: Gain::new(0.3).unwrap(), t_comp_s: 1e-9, weight: 50.0 };
+    job.s.profiles.by_selector = [("topk".parse().unwrap(), Profile::new(vec![point]).unwrap())].into();
+    let report = job.call().report;
+    let table = |c| job.s.times.t_comp("lwtopk".parse().unwrap(), c, (job.s.gradient_values, job.s.ranks as usize));
+    for c in [large, small] {
+        let strategy = format!("lwtopk@{c}/allgather").parse().unwrap();
+        let lwtopk = report.alternatives.iter().find(|a| a.strategy == strategy).unwrap();
+        assert!((lwtopk.t_comp_s / table(c) - 1.0).abs() < 1e-9, "{} is not {}", lwtopk.t_comp_s, table(c));
+    }
 }
 
 /// By what trials have measured, else by what it has on normally distributed values.
