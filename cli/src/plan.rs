@@ -263,7 +263,8 @@ fn compressors_help() -> String {
     let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     format!(
         "Compressors, separated by commas. A name alone (topk, powersgd, u8bit) is what competes by default under it, or else what \
-         trainers offer of it: unbiased compressors (terngrad) and bare signs (signsgd) as they are, others with error feedback; a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
+         trainers offer of it: unbiased compressors (terngrad) and bare signs (signsgd) as they are, others with error feedback; \
+         a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
          does so at each of --crs, but where its text has a k of its own: topk(k=0.01)+ef(vanilla) is at 0.01 alone, \
          topk(k=*)+ef(vanilla) at all. Without it all that compete by default: '{default}'"
     )
