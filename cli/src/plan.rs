@@ -13,8 +13,8 @@ use flexcomm_domain::{
 };
 use flexcomm_optimizer::space::MAX_CRS;
 use flexcomm_optimizer::{
-    DEFAULT_CRS, Evaluated, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality, selected_by_one,
-    solve_among,
+    DEFAULT_CRS, Evaluated, GainSource, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality,
+    selected_by_one, solve_among,
 };
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -246,6 +246,15 @@ impl From<Family> for Candidate {
     }
 }
 
+impl std::fmt::Display for Candidate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.ratio.and_then(|ratio| self.family.at(ratio).ok()) {
+            Some(spec) => spec.fmt(f),
+            None => self.family.fmt(f),
+        }
+    }
+}
+
 /// What --compressors lists.
 #[derive(Debug, Clone)]
 struct Compressors(Vec<Candidate>);
@@ -253,8 +262,9 @@ struct Compressors(Vec<Candidate>);
 fn compressors_help() -> String {
     let default = default_compressors().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     format!(
-        "Compressors, separated by commas. A name alone (topk, powersgd, u8bit) is what competes by default under it, or else the \
-         compressor with error feedback; a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
+        "Compressors, separated by commas. A name alone (topk, powersgd, u8bit) is what competes by default under it, or else what \
+         trainers offer of it: unbiased compressors (terngrad) and bare signs (signsgd) as they are, others with error feedback; \
+         a text (\"qsgd(s=7)+ef(vanilla)\") is what it says. What keeps a share of the values \
          does so at each of --crs, but where its text has a k of its own: topk(k=0.01)+ef(vanilla) is at 0.01 alone, \
          topk(k=*)+ef(vanilla) at all. Without it all that compete by default: '{default}'"
     )
@@ -272,10 +282,14 @@ fn parse_compressors(text: &str) -> Result<Compressors, String> {
             continue;
         }
         let families = Family::named(part).map_err(|e| format!("failed to {e}"))?;
-        if families.iter().any(Family::is_none) {
-            return Err("none is dense, which is always a candidate: leave it out".into());
+        if let Some(family) = families.iter().find(|family| family.name() == Family::NONE.name() && !family.is_none()) {
+            return Err(format!(
+                "{family} compresses nothing, so that nothing comes after it: write none, or leave it out, since dense is always a \
+                 candidate"
+            ));
         }
-        all.extend(families.into_iter().map(Candidate::from));
+        // Dense is in every space.
+        all.extend(families.into_iter().filter(|family| !family.is_none()).map(Candidate::from));
     }
     Ok(Compressors(all))
 }
@@ -284,11 +298,11 @@ fn parse_compressors(text: &str) -> Result<Compressors, String> {
 fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     let default = || default_compressors().into_iter().map(Candidate::from).collect();
     let candidates = args.compressors.clone().map_or_else(default, |given| given.0);
-    let refused = |family: &Family| family.any().is_biased_without_memory() && !args.biased_without_memory;
-    if let Some(family) = candidates.iter().map(|candidate| candidate.family).find(refused) {
+    let refused = |one: &&Candidate| one.family.any().is_biased_without_memory() && !args.biased_without_memory;
+    if let Some(one) = candidates.iter().find(refused) {
         bad_argument!(
-            "--compressors names {family}, which is biased: without error feedback what it leaves out is lost. Write \
-             {family}+ef(vanilla), or allow it by --biased-without-memory (planner.biased_without_memory = true for a controller)"
+            "--compressors names {one}, which is biased: without error feedback what it leaves out is lost. Write \
+             {one}+ef(vanilla), or allow it by --biased-without-memory (planner.biased_without_memory = true for a controller)"
         );
     }
     Ok(candidates)
@@ -331,8 +345,8 @@ struct Plan {
     assumed: Vec<String>,
     /// Whether gains were given, of what keeps a share of the values.
     gain_given: bool,
-    /// Whether gains may rest on the default profile: not where every bucket has its own.
-    curve_assumed: bool,
+    /// Whether every bucket has a gain of its own, of what keeps a share of the values.
+    gain_per_bucket: bool,
 }
 
 /// What came of a problem.
@@ -380,10 +394,8 @@ impl Plan {
                 }
             }
         }
-        let curve_assumed = args.gain.is_some() || buckets.as_ref().is_none_or(buckets::Buckets::lacks_gain);
-        if curve_assumed {
-            assumed.extend(about_curve(args, &problem, &spaces));
-        }
+        let gain_per_bucket = buckets.as_ref().is_some_and(buckets::Buckets::have_gains);
+        assumed.extend(about_curve(args, &problem, gain_per_bucket, &spaces));
         assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
         if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
             assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
@@ -402,7 +414,7 @@ impl Plan {
         }
         assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
         let (policy, gain_given) = (config.policy().name(), args.gain.is_some());
-        let mut plan = Self { problem, solved, policy, network, assumed, gain_given, curve_assumed };
+        let mut plan = Self { problem, solved, policy, network, assumed, gain_given, gain_per_bucket };
         plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
@@ -415,7 +427,10 @@ impl Plan {
         compressors: &[Family],
     ) -> Result<Vec<String>> {
         let mut assumed = Vec::new();
-        if args.times.is_none() && !(gains.has_times() && compressors.iter().all(Family::has_ratio)) {
+        if args.times.is_none()
+            && !compressors.is_empty()
+            && !(gains.has_times() && compressors.iter().all(Family::has_ratio))
+        {
             let why = "compressing takes what it took on one core of a server CPU: give --times for measured ones";
             assumed.push(why.into());
         }
@@ -424,6 +439,14 @@ impl Plan {
                 "what keeps no share of the values keeps what its definition or its bits say of values as a normal distribution \
                  spreads them, or as PowerSGD as much as top-k of as many bytes, on matrices of 512 x 512".into(),
             );
+        }
+        let bounded = compressors.iter().filter(|family| family.any().compressor().size_is_bound);
+        let bounded: Vec<String> = bounded.map(Family::to_string).collect();
+        if problem.links.ranks() > 1 && !bounded.is_empty() {
+            assumed.push(format!(
+                "how much is sent depends on the values, and the most that it may be is priced, of {}",
+                bounded.join(", ")
+            ));
         }
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());
@@ -445,7 +468,7 @@ impl Plan {
         let dense = costs.iter().filter(|r| r.is_dense()).map(Row::t_step_s).min_by(f64::total_cmp);
         let of_compressors = buckets.iter_mut().flat_map(buckets::Searched::rows);
         for row in costs.iter_mut().chain(front).chain([choice]).chain(of_compressors) {
-            row.gain_assumed = self.curve_assumed && self.problem.rests_on_assumed_curve(&row.of.strategy);
+            row.gain_source = gain_source(&self.problem, self.gain_per_bucket, &row.of.strategy);
             let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
             let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
@@ -510,21 +533,26 @@ struct Row {
     break_even_gain: Option<f64>,
     /// With buckets, each one's ratio: no strategy says that, but where they are alike for want of a ratio.
     bucket_crs: Option<Vec<f64>>,
-    /// Whether its gain rests on the default profile.
-    gain_assumed: bool,
+    /// Where its gain comes from.
+    gain_source: GainSource,
 }
 
 impl From<&Evaluated> for Row {
     fn from(of: &Evaluated) -> Self {
         let cr = of.strategy.cr().get();
         let t_quality_s = of.t_step.get();
-        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, bucket_crs: None, gain_assumed: false }
+        let gain_source = GainSource::Definition;
+        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, bucket_crs: None, gain_source }
     }
 }
 
 impl Row {
     fn is_dense(&self) -> bool {
         self.of.strategy.is_dense()
+    }
+
+    fn is_on_curve(&self) -> bool {
+        self.gain_source == GainSource::Curve
     }
 
     fn t_step_s(&self) -> f64 {
@@ -590,18 +618,26 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
     })
 }
 
+/// Where a strategy's gain comes from; buckets with gains of their own leave the curve to what has no ratio.
+fn gain_source(problem: &Problem, gain_per_bucket: bool, strategy: &Strategy) -> GainSource {
+    match problem.gain_source(strategy) {
+        GainSource::Curve if gain_per_bucket && strategy.family().has_ratio() => GainSource::Profile,
+        source => source,
+    }
+}
+
 /// What is told of the gain that is assumed, where the gain of any candidate rests on it.
-fn about_curve(args: &Args, problem: &Problem, spaces: &[Space]) -> Option<String> {
-    let mut resting = BTreeSet::new();
+fn about_curve(args: &Args, problem: &Problem, gain_per_bucket: bool, spaces: &[Space]) -> Option<String> {
     let strategies = spaces.iter().flat_map(Space::strategies);
-    resting.extend(strategies.filter(|x| problem.rests_on_assumed_curve(x)).map(|x| x.family().to_string()));
+    let on_curve = |x: &Strategy| gain_source(problem, gain_per_bucket, x) == GainSource::Curve;
+    let resting: BTreeSet<Family> = strategies.filter(on_curve).map(|x| x.family()).collect();
     if resting.is_empty() {
         return None;
     }
-    let names = resting.into_iter().collect::<Vec<_>>().join(", ");
-    Some(match args.gain {
-        None => "gain(c) = c^0.6: give --gain for measured ones".into(),
-        Some(_) => {
+    Some(match args.gain.is_none() && resting.iter().any(Family::has_ratio) {
+        true => "gain(c) = c^0.6: give --gain for measured ones".into(),
+        false => {
+            let names = resting.iter().map(Family::to_string).collect::<Vec<_>>().join(", ");
             format!("gain(c) = c^0.6 at the share of bytes of {names}: --gain is of what keeps a share of the values")
         }
     })
@@ -637,10 +673,20 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
     }
 }
 
+/// Adds ratios, each once.
+fn add_absent(crs: &mut Vec<CompressionRatio>, more: Vec<CompressionRatio>) {
+    for cr in more {
+        if !crs.contains(&cr) {
+            crs.push(cr);
+        }
+    }
+}
+
 /// One for each compressor, dense being in all of them. One worker has dense alone.
 fn spaces(args: &Args, candidates: &[Candidate], ranks: usize) -> Result<Vec<Space>> {
-    let crs: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
-    let crs = crs?;
+    let given: Result<Vec<CompressionRatio>, _> = args.crs.iter().map(|r| CompressionRatio::new(r.0)).collect();
+    let mut crs = Vec::new();
+    add_absent(&mut crs, given?);
     if crs.len() > MAX_CRS {
         bad_argument!("--crs lists {} ratios, at most {MAX_CRS} are allowed", crs.len());
     }
@@ -652,7 +698,7 @@ fn spaces(args: &Args, candidates: &[Candidate], ranks: usize) -> Result<Vec<Spa
     for one in candidates.iter().filter(|one| ranks > 1 || one.family.has_ratio()) {
         let crs = if ranks == 1 { Vec::new() } else { one.ratio.map_or_else(|| crs.clone(), |own| vec![own]) };
         match spaces.iter_mut().find(|space| space.compressors == [one.family]) {
-            Some(same) => same.crs.extend(crs),
+            Some(same) => add_absent(&mut same.crs, crs),
             None => spaces.push(space(vec![one.family], crs)),
         }
     }

@@ -113,6 +113,7 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
 fn biased_compressors_without_error_feedback_are_refused_with_the_remedy() {
     let words = ["topk(k=*)", "biased", "topk(k=*)+ef(vanilla)", "--biased-without-memory"];
     refused_on_network(&["--params", "25M", "--compressors", "fp16,topk(k=*)"], &words);
+    refused_on_network(&["--params", "25M", "--compressors", "topk(k=0.01)"], &["Write topk(k=0.01)+ef(vanilla)"]);
     let rows = |list: &str, more: &[&str]| {
         let args = ["--params", "25M", "--compute", "50ms", "--crs", "0.01", "--json", "--compressors", list];
         json(&on_network(&[&args[..], more].concat()))["costs"].as_array().unwrap().clone()
@@ -194,7 +195,11 @@ fn compressors_are_named_shortly_or_with_their_parameters() {
     assert!(bandwidth_s > 14.0 / 8.0 * 5.0 * 0.01 * 4e6 * 8.0 / 10e9, "{row}");
     refused_on_network(&["--params", "1M", "--compressors", "topkk"], &["did you mean topk?"]);
     refused_on_network(&["--params", "1M", "--compressors", "qsgd(s=0)"], &["s of qsgd", "1 to 127"]);
-    refused_on_network(&["--params", "1M", "--compressors", "none"], &["always a candidate"]);
+    let with_memory = ["none+ef(vanilla) compresses nothing", "dense is always a candidate"];
+    refused_on_network(&["--params", "1M", "--compressors", "none+ef(vanilla)"], &with_memory);
+    refused_on_network(&["--params", "1M", "--compressors", "fp16,none+nesterov(mu=0.9)"], &["compresses nothing"]);
+    let collective = ["at \"/allgather\", expected a compressor alone, without a collective"];
+    refused_on_network(&["--params", "1M", "--compressors", "fp16/allgather"], &collective);
     refused_on_network(&["--params", "1M", "--compressors", "fp16", "--buckets", "4"], &["--buckets", "name topk"]);
 }
 
@@ -387,6 +392,49 @@ fn one_bucket_costs_what_the_whole_gradient_does() {
     }
 }
 
+/// What has no profile takes its own time in each bucket, not a share of top-k's.
+#[test]
+fn equal_buckets_take_as_long_to_compress_as_the_whole_gradient() {
+    for compressor in ["adaptive(k=*)", "randomk(k=*,scaled=true,shared=false)"] {
+        let rows = |more: &[&str]| {
+            let base = ["--params", "25M", "--compressors", compressor, "--json"];
+            let answer = json(&on_network(&[&base[..], more].concat()));
+            let row =
+                |c: &serde_json::Value| (c["strategy"].as_str().unwrap().to_owned(), c["t_comp_s"].as_f64().unwrap());
+            answer["costs"].as_array().unwrap().iter().map(row).collect::<std::collections::BTreeMap<_, _>>()
+        };
+        let (whole, buckets) = (rows(&[]), rows(&["--buckets", "10"]));
+        assert!(whole.len() > by(Pattern::Allreduce) && whole.keys().eq(buckets.keys()), "{whole:?} {buckets:?}");
+        for (strategy, t_comp) in whole {
+            assert!(
+                (buckets[&strategy] - t_comp).abs() <= 1e-9 * t_comp,
+                "{strategy}: {} for {t_comp}",
+                buckets[&strategy]
+            );
+        }
+    }
+}
+
+/// Curves per bucket are of what keeps a share of the values.
+#[test]
+fn what_keeps_no_share_rests_on_the_assumed_gain_whatever_the_buckets_say() {
+    let (_folder, path) = file("buckets.csv", "bucket,params,gain_exponent\na,10M,0.1\nb,20M,0.2\n");
+    let network = ["--workers", "8", "--latency", "1ms", "--bandwidth", "100mbit"];
+    let shown = |list: &str| text(&run(&[&network[..], &["--buckets", &path, "--compressors", list]].concat()));
+    let both = shown("topk,powersgd(rank=2)+ef(vanilla)");
+    assert!(both.contains("gain(c) = c^0.6 at the share of bytes of powersgd(rank=2)+ef(vanilla): --gain"), "{both}");
+    let now = |name: &str| {
+        let even = both.split_once("Break-even").unwrap().1;
+        even.lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .unwrap_or_else(|| panic!("{name}: {both}"))
+            .to_owned()
+    };
+    assert!(now("powersgd").contains("(assumed: ") && now("topk").contains("(given: "), "{both}");
+    let topk = shown("topk");
+    assert!(!topk.contains("c^0.6"), "{topk}");
+}
+
 #[test]
 fn buckets_that_lose_more_keep_more() {
     let rows: String = (0..20).map(|i| format!("layer{i},1M,{}\n", if i < 5 { "10,0.6" } else { "1,0.05" })).collect();
@@ -452,6 +500,31 @@ fn a_k_in_the_text_is_the_only_ratio_of_that_compressor() {
     );
 }
 
+/// As often as it is named, a ratio is one.
+#[test]
+fn ratios_count_once() {
+    let crs = vec!["0.1"; 70].join(",");
+    let own = vec!["topk(k=0.01)+ef(vanilla)"; 70].join(",");
+    let args = ["--params", "25M", "--compressors", &own, "--json"];
+    assert!(!json(&on_network(&args))["costs"].as_array().unwrap().is_empty());
+    let args = ["--params", "25M", "--crs", &crs, "--json"];
+    assert_eq!(json(&on_network(&args))["costs"].as_array().unwrap().len(), by(Pattern::Allreduce) + of_topk());
+}
+
+/// What is sent of such compressors is known afterwards only.
+#[test]
+fn a_size_that_is_a_bound_is_told_of_its_compressors() {
+    let told =
+        |list: &str| json(&on_network(&["--params", "25M", "--compressors", list, "--json"]))["assumed"].to_string();
+    let some = told("threelc,topk,inceptionn,adaptive");
+    assert!(some.contains("priced, of threelc+ef(vanilla), inceptionn+ef(vanilla), adaptive(k=*)\""), "{some}");
+    assert!(!told("topk,fp16,qsgd,powersgd").contains("priced, of"));
+    assert!(
+        text(&on_network(&["--params", "25M", "--compressors", "sketchml"]))
+            .contains("priced, of sketchml+ef(vanilla).")
+    );
+}
+
 /// An alias is the name that it stands for; errors are about what was typed.
 #[test]
 fn names_in_compressors_are_read_alike_whatever_they_are() {
@@ -463,8 +536,9 @@ fn names_in_compressors_are_read_alike_whatever_they_are() {
     assert!(strategies("adaq").contains(&"adaptivethreshold(k=0.1)+ef(vanilla)/allgather".into()));
     assert!(strategies("efsignsgd").contains(&"efsignsgd+ef(vanilla)/allgather".into()));
     refused_on_network(&["--params", "1M", "--compressors", "topk@0.01"], &["topk@0.01", ": topk(k=0.01)+ef(vanilla)"]);
-    refused_on_network(&["--params", "1M", "--compressors", "dense"], &["none is dense, which is always a candidate"]);
-    let output = on_network(&["--params", "1M", "--compressors", "dithering"]);
+    assert_eq!(strategies("dense,fp16"), strategies("fp16"), "dense is a candidate anyway");
+    assert_eq!(strategies("none").len(), by(Pattern::Allreduce));
+    let output = on_network(&["--params", "1M", "--compressors", "dithering(partition=natural)"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         said.contains("without k: it must be given, a whole number from 1 to 127") && !said.contains("0.5"),

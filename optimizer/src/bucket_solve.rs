@@ -180,6 +180,24 @@ mod tests {
         assert!((four - one - 3.0 * 14.0 * 1e-3).abs() < 1e-9, "{four} for {one}");
     }
 
+    /// A compressor without a profile takes its own time, not top-k's.
+    #[test]
+    fn buckets_without_a_profile_take_what_their_compressor_takes() {
+        let problem = Problem::new(3_000_000, problem().links);
+        let bucket = |values| Bucket { values, energy: 1.0, profile: None };
+        for text in ["adaptive(k=*)", "randomk(k=*,scaled=true,shared=false)", "mstopk"] {
+            let family = text.parse().unwrap();
+            let buckets = [bucket(1_000_000), bucket(2_000_000)];
+            let large = BucketProblem::new(&problem, &buckets, &Space::default(), family).unwrap();
+            assert!(large.has_sparse(), "{text}");
+            for point in large.uniform().iter().filter(|point| !point.plan.collective.is_allreduce()) {
+                let strategy = large.strategy(&point.plan);
+                let (sum, whole) = (point.objectives[0], problem.t_comp(&strategy, problem.values));
+                assert!(whole > 0.0 && (sum - whole).abs() < 1e-9 * whole, "{strategy}: {sum} for {whole}");
+            }
+        }
+    }
+
     #[test]
     fn few_plans_are_listed_and_many_searched() {
         assert_eq!(solved(2, 1).solver, Solver::Enumeration);

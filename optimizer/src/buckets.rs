@@ -24,7 +24,7 @@ pub struct Bucket {
     pub values: u64,
     /// Its share of the gradient's energy, in any unit; above 0.
     pub energy: f64,
-    /// gain(c) and t_comp(c) of this bucket; absent: the prior for its size.
+    /// gain(c) and t_comp(c) of this bucket; absent: the prior's gain, and the time that [`Problem::t_comp`] says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
 }
@@ -339,10 +339,11 @@ impl Table<'_> {
             };
             let gain = self.problem.quality(s, gain).effective_gain();
             let kept = gain * bucket.energy / energy;
-            // A bucket's profile is of ranks that select for themselves and decompress every rank's message.
-            let t_comp = match s.selection() {
-                None => profile.t_comp(s.cr()),
-                Some(_) => self.problem.t_comp(s, bucket.values),
+            // A bucket's profile is of ranks that select for themselves and decompress every rank's message; the prior's times are
+            // those of top-k.
+            let t_comp = match (&bucket.profile, s.selection()) {
+                (Some(profile), None) => profile.t_comp(s.cr()),
+                _ => self.problem.t_comp(s, bucket.values),
             };
             Ok(Cell { t_comp, t_sync: self.t_sync(bucket, s)?, kept })
         };

@@ -28,7 +28,7 @@ pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve, solve_among};
 pub use policy::{Choice, Policy, PolicyConfig};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
-pub use problem::{Evaluated, Evaluator, Problem, ProblemError};
+pub use problem::{Evaluated, Evaluator, GainSource, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
 pub use quality::Quality;
 pub use space::{DEFAULT_CRS, Space};

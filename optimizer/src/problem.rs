@@ -66,6 +66,17 @@ impl Evaluated {
     }
 }
 
+/// Where a predicted gain comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GainSource {
+    /// A profile that does not come from [`Profile::prior`].
+    Profile,
+    /// The curve that [`Profile::prior`] assumes.
+    Curve,
+    /// What the compressor's definition or its bits say of normally distributed values.
+    Definition,
+}
+
 /// Why a prediction was impossible.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProblemError {
@@ -123,19 +134,24 @@ impl Problem {
         }
     }
 
-    /// Whether a strategy's predicted gain rests on the curve that [`Profile::prior`] assumes, and not on what was measured, on
-    /// its definition or on its bits.
-    pub fn rests_on_assumed_curve(&self, strategy: &Strategy) -> bool {
+    /// Where a strategy's predicted gain comes from.
+    pub fn gain_source(&self, strategy: &Strategy) -> GainSource {
         let profile = |selector: Selector| self.profiles.get(&selector);
         match profile(strategy.selector()).or_else(|| profile(strategy.family().into())) {
-            Some(profile) => profile.is_assumed(),
-            None if strategy.is_dense() => false,
+            Some(profile) if profile.is_assumed() => GainSource::Curve,
+            Some(_) => GainSource::Profile,
+            None if strategy.is_dense() => GainSource::Definition,
             None => {
                 let ratio = self.ratio_of_prior(strategy).get();
                 let from = |gain: f64| {
                     prior_gain(strategy.spec(), (self.values, ratio), Gain::new(gain).unwrap_or(Gain::FULL))
                 };
-                from(ratio.powf(0.5)) != from(ratio.powf(0.9))
+                // Some closed forms use what the curve says of top-k, some by their parameters alone: a second curve tells for all of
+                // them, where each would have to say so of itself.
+                match from(ratio.powf(0.5)) == from(ratio.powf(0.9)) {
+                    true => GainSource::Definition,
+                    false => GainSource::Curve,
+                }
             }
         }
     }

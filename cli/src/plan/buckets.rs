@@ -19,9 +19,9 @@ impl Buckets {
         self.0.iter().map(|b| b.values).sum()
     }
 
-    /// Whether some gain is not the file's own.
-    pub(super) fn lacks_gain(&self) -> bool {
-        self.0.iter().any(|b| b.gain_exponent.is_none())
+    /// Whether each has a curve of its own for the gain of what keeps a share of its values.
+    pub(super) fn have_gains(&self) -> bool {
+        self.0.iter().all(|b| b.gain_exponent.is_some())
     }
 }
 
@@ -187,10 +187,11 @@ fn alike(
     Ok(OfCompressor { family, solver: None, plans: uniform.len() as f64, uniform, front, best })
 }
 
-/// The bucket with a profile of its own: its exponent's, or the whole gradient's with its share of the time.
+/// The bucket with a profile of its own: its exponent's, or the whole gradient's with its share of the time. None where the whole
+/// gradient has none, as of unbiased compressors: their variance and their own times count.
 fn bucket(row: &files::BucketRow, all: u64, whole: Option<&Profile>, space: &Space) -> Result<Bucket> {
-    let prior = Profile::prior(row.values);
-    let whole = whole.unwrap_or(&prior);
+    let bucket = Bucket { values: row.values, energy: row.energy.unwrap_or(row.values as f64), profile: None };
+    let Some(whole) = whole else { return Ok(bucket) };
     let share = row.values as f64 / all as f64;
     let point = |c: &flexcomm_domain::CompressionRatio| {
         let gain = match row.gain_exponent {
@@ -203,7 +204,7 @@ fn bucket(row: &files::BucketRow, all: u64, whole: Option<&Profile>, space: &Spa
     let points = points.with_context(|| format!("bucket {}: gain_exponent", row.name))?;
     // Without ratios (one worker) nothing is compressed and no profile is needed.
     let profile = if points.is_empty() { None } else { Some(Profile::new(points)?) };
-    Ok(Bucket { values: row.values, energy: row.energy.unwrap_or(row.values as f64), profile })
+    Ok(Bucket { profile, ..bucket })
 }
 
 impl Searched {

@@ -2,6 +2,7 @@
 
 use super::buckets::Searched;
 use super::{Plan, Row, Solved};
+use flexcomm_optimizer::GainSource;
 use std::fmt::Write;
 
 pub(super) fn render(plan: &Plan) -> String {
@@ -40,19 +41,24 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     let beats = |r: &&Row| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0);
     let mut rivals = solved.costs.iter().filter(beats).peekable();
     let rests =
-        if solved.choice.is_dense() { rivals.clone().any(|r| r.gain_assumed) } else { solved.choice.gain_assumed };
+        if solved.choice.is_dense() { rivals.clone().any(Row::is_on_curve) } else { solved.choice.is_on_curve() };
+    // A file of gains is of what keeps a share of the values.
+    let can_be_given = |row: &Row| !plan.gain_given && row.of.strategy.family().has_ratio();
     match (solved.choice.is_dense(), rests) {
         (true, _) if rivals.peek().is_none() => {
             writeln!(out, "Dense is best here at any gain: compression would not pay.")
         }
-        (true, true) => writeln!(
+        (true, true) if rivals.clone().any(|row| row.is_on_curve() && can_be_given(row)) => writeln!(
             out,
             "Under the assumed gain c^0.6 dense is best here; measured gains (--gain) above the break-even would \
              change that."
         ),
+        (true, true) => writeln!(out, "Under the assumed gain c^0.6 dense is best here."),
         (true, false) => writeln!(out, "Dense is best here: compression would not pay."),
-        (false, true) if plan.gain_given => writeln!(out, "This holds under the assumed gain c^0.6."),
-        (false, true) => writeln!(out, "This holds under the assumed gain c^0.6; give --gain for measured ones."),
+        (false, true) if can_be_given(&solved.choice) => {
+            writeln!(out, "This holds under the assumed gain c^0.6; give --gain for measured ones.")
+        }
+        (false, true) => writeln!(out, "This holds under the assumed gain c^0.6."),
         (false, false) => Ok(()),
     }
 }
@@ -92,8 +98,7 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
         writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
     }
     for row in can {
-        let is_given = plan.gain_given && row.of.strategy.family().has_ratio() || !plan.curve_assumed;
-        let now = if is_given { "given" } else { "assumed" };
+        let now = if row.gain_source == GainSource::Profile { "given" } else { "assumed" };
         let (needed, gain) = (needed(row), row.of.gain.get());
         writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {gain:.4})", compressor(row), by(row))?;
     }

@@ -65,6 +65,7 @@ const fn usual(class: Class) -> CompressorInfo {
             Class::Sparsification => Scope::Bucket,
             Class::Quantization | Class::Hybrid | Class::LowRank => Scope::Tensor,
         },
+        size_is_bound: false,
         candidates: &[],
         on_request: OnRequest::Usual,
     }
@@ -273,6 +274,7 @@ pub static INCEPTIONN: CompressorInfo = CompressorInfo {
     // A tensor below the bound is sent as zeros.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    size_is_bound: true,
     ..usual(Class::Quantization)
 };
 
@@ -323,6 +325,7 @@ pub static THRESHOLD: CompressorInfo = CompressorInfo {
     params: &[Param::required("v", POSITIVE, "magnitude above which values are sent")],
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
+    size_is_bound: true,
     on_request: OnRequest::No("its threshold v has the gradient's unit"),
     ..usual(Class::Sparsification)
 };
@@ -408,6 +411,7 @@ pub static ADAPTIVE: CompressorInfo = CompressorInfo {
         Param::optional("rounds", Kind::Whole(0, 100), 2.0, "how often probabilities are scaled again"),
     ],
     nature: |_| Nature::Unbiased(nature::adaptive),
+    size_is_bound: true,
     ..usual(Class::Sparsification)
 };
 
@@ -421,6 +425,7 @@ pub static VARIANCE: CompressorInfo = CompressorInfo {
     ],
     // What is sent is exact; there may be nothing to send.
     nature: |_| Nature::Accumulated(|_, _| 0.0),
+    size_is_bound: true,
     ..usual(Class::Sparsification)
 };
 
@@ -453,6 +458,7 @@ pub static QSPARSE: CompressorInfo = CompressorInfo {
     ],
     nature: nature::of_qsparse,
     typical_gain: nature::qsparse,
+    size_is_bound: true,
     ..usual(Class::Hybrid)
 };
 
@@ -464,6 +470,7 @@ pub static HARDTHRESHOLD: CompressorInfo = CompressorInfo {
     // (|x| − tau)² is at most x² beyond tau; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     scope: Scope::Bucket,
+    size_is_bound: true,
     on_request: OnRequest::No("its threshold tau has the gradient's unit"),
     ..usual(Class::Hybrid)
 };
@@ -479,6 +486,7 @@ pub static ADAPTIVETHRESHOLD: CompressorInfo = CompressorInfo {
     // A mean is never farther from what it stands for than zero is; there may be nothing to send.
     nature: |_| Nature::Contractive(|_, _| 0.0),
     typical_gain: nature::signed_topk,
+    size_is_bound: true,
     ..usual(Class::Hybrid)
 };
 
@@ -494,6 +502,7 @@ pub static SKETCHML: CompressorInfo = CompressorInfo {
     ],
     nature: nature::of_sketchml,
     scope: Scope::Bucket,
+    size_is_bound: true,
     on_request: OnRequest::As(&["sketchml+ef(vanilla)"]),
     ..usual(Class::Hybrid)
 };
@@ -511,6 +520,7 @@ pub static THREELC: CompressorInfo = CompressorInfo {
     // |x| >= M/2 comes no farther from 0 by taking M away, and the largest value, M/s, is left with s − 1 of itself.
     nature: |_| Nature::Contractive(|values, n| 0.999 * (1.0 - (values.number(0) - 1.0).powi(2)) / n.max(1) as f64),
     typical_gain: nature::threelc,
+    size_is_bound: true,
     ..usual(Class::Hybrid)
 };
 
@@ -551,6 +561,7 @@ pub static ATOMO: CompressorInfo = CompressorInfo {
     source: "Wang et al. 2018, \"ATOMO\", algorithm 1 and section 4 (spectral-ATOMO); GRACE 3.4",
     params: &[Param::required("budget", POSITIVE, "how many atoms are sent in the mean")],
     nature: |_| Nature::Unbiased(nature::atomo),
+    size_is_bound: true,
     on_request: OnRequest::As(&["atomo(budget=3)"]),
     ..usual(Class::LowRank)
 };
@@ -567,6 +578,7 @@ pub static GRADIVEQ: CompressorInfo = CompressorInfo {
     travels: |_| Travels::Sums(Element::F32),
     nature: |_| Nature::Biased("components of earlier gradients promise nothing of this one"),
     typical_gain: nature::gradiveq,
+    size_is_bound: true,
     on_request: OnRequest::As(&["gradiveq(d=64)+ef(vanilla)"]),
     ..usual(Class::LowRank)
 };

@@ -57,7 +57,7 @@ impl Family {
     /// As for the text itself.
     pub fn named(text: &str) -> Result<Vec<Self>, SpecError> {
         let family: Result<Self, _> = text.parse();
-        if !is_name_alone(text) || text.contains('@') {
+        if !is_name_alone(text) || text.contains(['@', '/']) {
             return Ok(vec![family?]);
         }
         let name = find(text.trim())?.name;
@@ -243,8 +243,15 @@ mod tests {
         assert_eq!(named("qsgd(s=4)"), ["qsgd(s=4)"]);
         assert_eq!(named("signsgd"), ["signsgd"]);
         assert_eq!(Family::named("dense").unwrap(), [Family::NONE]);
-        for text in ["topk@0.01", "topkk", "dithering"] {
-            assert!(Family::named(text).is_err(), "{text}");
+        assert_eq!(named("8bit"), named("eightbit"));
+        for (text, words) in [
+            ("topk@0.01", "topk(k=0.01)+ef(vanilla)"),
+            ("topkk", "did you mean topk?"),
+            ("dithering(partition=natural)", "without k"),
+            ("fp16/allgather", "at \"/allgather\", expected a compressor alone, without a collective"),
+        ] {
+            let error = Family::named(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
         }
     }
 }

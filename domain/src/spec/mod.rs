@@ -177,6 +177,9 @@ pub struct CompressorInfo {
     pub typical_gain: fn(&Values, Typical) -> Option<f64>,
     /// What it takes as one tensor, if nothing else is asked for.
     pub scope: Scope,
+    /// Whether the values decide how much is sent of a tensor, so that what is charged before they are known is a bound that they
+    /// may stay far below; not where about k values are sent as they are, nor where coding alone saves a little.
+    pub size_is_bound: bool,
     /// Its families that compete by default, `k` left open as `k=*`; none where it has to be asked for.
     pub candidates: &'static [&'static str],
     /// What trainers offer of it where it has to be asked for.
@@ -377,6 +380,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("dense", "none"),
     ("adaq", "adaptivethreshold"),
     ("u8bit", "eightbit"),
+    ("8bit", "eightbit"),
     ("3lc", "threelc"),
     ("sketch", "sketchml"),
 ];

@@ -126,12 +126,22 @@ pub(super) fn read(text: &str, open: Option<&str>) -> Result<CompressorSpec, Spe
 }
 
 /// `COMPRESSOR@CR`, the form before this one, which had error feedback without saying so.
-fn with_ratio_behind(text: &str, name: &str, cr: &str) -> SpecError {
+fn with_ratio_behind(text: &str, name: &str, behind: &str) -> SpecError {
     let short = |s: &str| s.chars().take(80).collect::<String>();
-    let cr = cr.split(['/', '+']).next().unwrap_or_default();
+    let behind = behind.split('/').next().unwrap_or_default();
+    let (cr, parts) = behind.split_once('+').unwrap_or((behind, ""));
+    let (name, before) = name.split_once('+').unwrap_or((name, ""));
     let now = match find(name.split('(').next().unwrap_or_default().trim()) {
         Ok(compressor) if compressor.params.iter().any(Param::is_kept_share) => {
-            format!("{}(k={})+ef(vanilla)", compressor.name, short(cr.trim()))
+            let is_share = cr.trim().parse().is_ok_and(|share: f64| share > 0.0 && share < 1.0);
+            let k = if is_share { cr.trim() } else { "..." };
+            let written = [before, parts].into_iter().filter(|parts| !parts.is_empty());
+            let has_memory = |parts: &str| {
+                parts.split('+').any(|part| part.split('(').next().is_some_and(|name| name.trim() == "ef"))
+            };
+            let memory = if written.clone().any(has_memory) { None } else { Some("ef(vanilla)") };
+            let parts: String = memory.into_iter().chain(written).map(|part| format!("+{part}")).collect();
+            format!("{}(k={}){}", compressor.name, short(k), short(&parts))
         }
         Ok(compressor) => format!("{} with its parameters in parentheses", compressor.name),
         Err(error) => return error,
@@ -267,6 +277,11 @@ mod tests {
             ("topk@0.01", "topk(k=0.01)+ef(vanilla)"),
             ("topk@0.01/allgather", "topk(k=0.01)+ef(vanilla)"),
             ("adaq@0.1", "adaptivethreshold(k=0.1)+ef(vanilla)"),
+            ("topk@abc", ": topk(k=...)+ef(vanilla)"),
+            ("topk@1.5", ": topk(k=...)+ef(vanilla)"),
+            ("topk@0.01+ef(efsign)", ": topk(k=0.01)+ef(efsign)"),
+            ("topk@0.01+nesterov(mu=0.9)/allgather", ": topk(k=0.01)+ef(vanilla)+nesterov(mu=0.9)"),
+            ("topk+ef(dgc,mu=0.9)@0.01", ": topk(k=0.01)+ef(dgc,mu=0.9)"),
             ("qsgd@4", "qsgd with its parameters in parentheses"),
             ("topkk@4", "did you mean topk?"),
         ] {
