@@ -17,6 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("optimizer", &["domain", "collectives"]),
     ("planner", &["domain", "optimizer"]),
     ("sim", &["domain", "optimizer", "planner"]),
+    ("truth", &[]),
+    ("suite", &["domain", "collectives", "compression", "exchange", "lab", "truth"]),
     ("probes", &["domain"]),
     ("trainer", &["domain", "wire"]),
     ("nccl-tuner", &[]),
@@ -29,7 +31,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Crates without IO, clock or ambient randomness.
-pub(crate) const PURE: &[&str] = &["domain", "wire", "collectives", "compression", "optimizer", "planner", "sim"];
+pub(crate) const PURE: &[&str] =
+    &["domain", "wire", "collectives", "compression", "optimizer", "planner", "sim", "truth"];
 
 /// As pure, but that kernels are launched: what loads and compiles them is gpu-kernels'.
 const LAUNCHES: &str = "exchange";

@@ -13,7 +13,7 @@ mod report;
 mod state;
 mod sync;
 
-pub use data::{DEFAULT_FOLDER, Images};
+pub use data::{DEFAULT_FOLDER, Images, Order};
 pub use job::Ended;
 pub use mesh::{FRAME_HEAD, MAX_WORLD, MeshError};
 pub use report::BACKEND;

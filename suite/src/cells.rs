@@ -1,0 +1,270 @@
+//! A cell: one job on one network, as a file. What its keys mean stands in `cells/README.md`.
+
+use crate::ranks::{Model, Recipe};
+use crate::steps::{Compute, Stragglers};
+use anyhow::{Context, Result, bail, ensure};
+use flexcomm_truth::coefficients::Coefficients;
+use flexcomm_truth::job::{Mesh, Token};
+use flexcomm_truth::network::{ConnectionId, Network, Port, PortId};
+use flexcomm_truth::trace::{Step, Trace};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// A job and its network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// Of the file, without its end.
+    #[serde(skip)]
+    pub name: String,
+    /// Cells of one family count as one.
+    pub family: String,
+    /// Seconds between changes of the network.
+    pub phase_s: f64,
+    /// N.
+    pub world: usize,
+    /// What is trained.
+    pub model: Model,
+    /// Of SGD.
+    pub momentum: f32,
+    /// At the start; falls linearly to a tenth.
+    pub learning_rate: f64,
+    /// Images of all ranks in a step.
+    pub batch: usize,
+    /// Of a run, at most.
+    pub steps: u64,
+    /// One run each.
+    pub seeds: Vec<u64>,
+    /// Forward and backward of a step on a rank.
+    pub compute_s: f64,
+    /// Each value of the gradient stands for so many.
+    pub values_factor: f64,
+    /// Times of compression over those of the truth's table.
+    pub codec_factor: f64,
+    /// A dense step's transfers over its computing, by bandwidth alone, in the mean of the phases.
+    pub communication_ratio: f64,
+    /// Ranks that share a NIC.
+    #[serde(default = "one")]
+    pub ranks_per_nic: usize,
+    /// How ranks differ from step to step.
+    pub stragglers: Stragglers,
+    /// One after the other, then again from the first.
+    #[serde(rename = "phase")]
+    pub phases: Vec<Phase>,
+}
+
+fn one() -> usize {
+    1
+}
+
+/// Some time in which the network stays as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// How long.
+    pub seconds: f64,
+    /// One way, between any two NICs.
+    pub latency_ms: f64,
+    /// Of every NIC, out.
+    pub up_mbit: f64,
+    /// Of every NIC, in.
+    pub down_mbit: f64,
+    /// NICs that differ.
+    #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Odd>,
+}
+
+/// A NIC that differs from the others.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Odd {
+    /// Which, from 0.
+    pub nic: usize,
+    /// Its bandwidth over the others'.
+    #[serde(default = "whole")]
+    pub bandwidth_factor: f64,
+    /// Its latency over the others'.
+    #[serde(default = "whole")]
+    pub latency_factor: f64,
+    /// Long-lived flows of others that share it, each way.
+    #[serde(default)]
+    pub competitors: u32,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// Changes of a network are listed up to this many phases; no run of 1,500 steps outlasts them.
+const MOST_PHASES: usize = 4_000;
+
+impl Cell {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("failed to read cell {}", path.display()))?;
+        let mut cell: Self =
+            toml::from_str(&text).with_context(|| format!("failed to read cell {}", path.display()))?;
+        cell.name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        cell.check().with_context(|| format!("failed to use cell {}", path.display()))?;
+        Ok(cell)
+    }
+
+    /// All cells of a folder, by name.
+    pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
+        let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        paths.retain(|path| path.extension().is_some_and(|end| end == "toml"));
+        paths.sort();
+        ensure!(!paths.is_empty(), "{} has no cells (files NAME.toml)", folder.display());
+        paths.iter().map(|path| Self::read(path)).collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        let within = |what: &str, value: f64, low: f64, high: f64| {
+            ensure!((low..=high).contains(&value), "{what} is {value}, allowed is {low} to {high}");
+            Ok(())
+        };
+        within("world", self.world as f64, 2.0, 64.0)?;
+        within("steps", self.steps as f64, 1.0, 1_500.0)?;
+        within("batch", self.batch as f64, self.world as f64, 4096.0)?;
+        within("momentum", f64::from(self.momentum), 0.0, 0.999)?;
+        within("learning_rate", self.learning_rate, 1e-6, 10.0)?;
+        within("compute_s", self.compute_s, 1e-4, 1e3)?;
+        within("values_factor", self.values_factor, 1e-3, 1e6)?;
+        within("codec_factor", self.codec_factor, 0.0, 1e4)?;
+        within("phase_s", self.phase_s, 0.1, 1e6)?;
+        within("ranks_per_nic", self.ranks_per_nic as f64, 1.0, self.world as f64)?;
+        within("stragglers.spread", self.stragglers.spread, 0.0, 2.0)?;
+        within("stragglers.pause_share", self.stragglers.pause_share, 0.0, 1.0)?;
+        within("stragglers.pause", self.stragglers.pause, 0.0, 1e4)?;
+        if self.seeds.is_empty() || self.phases.is_empty() {
+            bail!("it has {} seeds and {} phases, each at least one", self.seeds.len(), self.phases.len());
+        }
+        for (number, phase) in (1..).zip(&self.phases) {
+            let within = |what: &str, value, low, high| {
+                within(what, value, low, high).with_context(|| format!("phase {number}"))
+            };
+            within("seconds", phase.seconds, 0.1, 1e6)?;
+            within("latency_ms", phase.latency_ms, 0.0, 1e4)?;
+            within("up_mbit", phase.up_mbit, 1e-3, 1e7)?;
+            within("down_mbit", phase.down_mbit, 1e-3, 1e7)?;
+            for odd in &phase.nics {
+                within("nic", odd.nic as f64, 0.0, (self.nics() - 1) as f64)?;
+                within("bandwidth_factor", odd.bandwidth_factor, 1e-4, 1e4)?;
+                within("latency_factor", odd.latency_factor, 0.0, 1e4)?;
+                within("competitors", f64::from(odd.competitors), 0.0, 1000.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// NICs of the job.
+    pub fn nics(&self) -> usize {
+        self.world.div_ceil(self.ranks_per_nic)
+    }
+
+    /// The NIC of a rank.
+    pub fn nic(&self, rank: usize) -> usize {
+        rank / self.ranks_per_nic
+    }
+
+    /// How it trains.
+    pub fn recipe(&self, seed: u64) -> Recipe {
+        let Self { model, world, momentum, learning_rate, batch, steps, .. } = *self;
+        Recipe { model, world, momentum, learning_rate, batch, steps, seed }
+    }
+
+    /// What a step takes besides its transfers.
+    pub fn compute(&self) -> Compute {
+        Compute { seconds: self.compute_s, values_factor: self.values_factor, codec_factor: self.codec_factor }
+    }
+
+    /// When phases begin, and which.
+    fn phases(&self) -> impl Iterator<Item = (f64, &Phase)> {
+        let begin = |at: &mut f64, phase: &'_ Phase| {
+            let begins = *at;
+            *at += phase.seconds;
+            Some(begins)
+        };
+        let cycle = || self.phases.iter().cycle().take(MOST_PHASES);
+        cycle().scan(0.0, begin).zip(cycle())
+    }
+
+    /// When the network changes, in seconds since the start.
+    pub fn changes(&self) -> Vec<f64> {
+        self.phases().map(|(at, _)| at).skip(1).collect()
+    }
+
+    fn trace(&self, value: impl Fn(&Phase) -> f64) -> Trace {
+        let mut steps: Vec<Step> = Vec::new();
+        for (from, phase) in self.phases() {
+            let value = value(phase);
+            if steps.last().is_none_or(|last| last.value != value) {
+                steps.push(Step { from, value });
+            }
+        }
+        Trace::new(steps).unwrap_or_else(|| Trace::constant(0.0))
+    }
+}
+
+impl Phase {
+    fn odd(&self, nic: usize) -> Option<&Odd> {
+        self.nics.iter().find(|odd| odd.nic == nic)
+    }
+
+    fn factor(&self, nic: usize) -> f64 {
+        self.odd(nic).map_or(1.0, |odd| odd.bandwidth_factor)
+    }
+
+    fn latency(&self, from: usize, to: usize) -> f64 {
+        let factor = |nic| self.odd(nic).map_or(1.0, |odd| odd.latency_factor);
+        self.latency_ms * 1e-3 * f64::max(factor(from), factor(to))
+    }
+}
+
+/// A cell's network, with a connection from every rank to every other.
+pub struct Net<T> {
+    /// Under its clock.
+    pub network: Network<Token<T>>,
+    /// The job's connections.
+    pub mesh: Mesh,
+    up: Vec<PortId>,
+    down: Vec<PortId>,
+}
+
+impl<T: Copy> Net<T> {
+    /// At its start. `seed`: of losses.
+    pub fn new(cell: &Cell, truth: &Coefficients, seed: u64) -> Self {
+        let nics = cell.nics();
+        let port = |nic: usize, mbit: fn(&Phase) -> f64| Port {
+            rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
+            competitors: cell.trace(|phase| phase.odd(nic).map_or(0.0, |odd| f64::from(odd.competitors))),
+            buffer: truth.buffer_bytes,
+            burst: None,
+        };
+        let ups = (0..nics).map(|nic| port(nic, |phase| phase.up_mbit));
+        let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(1);
+        let network = Network::new(truth.tcp, ups.chain(downs).collect(), rng);
+        let mut net =
+            Self { network, mesh: Mesh { to: Vec::new() }, up: (0..nics).collect(), down: (nics..2 * nics).collect() };
+        let between = |net: &mut Self, from: usize, to: usize| {
+            (from != to).then(|| net.connect(cell, cell.nic(from), cell.nic(to)))
+        };
+        net.mesh.to =
+            (0..cell.world).map(|from| (0..cell.world).map(|to| between(&mut net, from, to)).collect()).collect();
+        net
+    }
+
+    /// One more connection from NIC to NIC; within one NIC no port is in its way.
+    pub fn connect(&mut self, cell: &Cell, from: usize, to: usize) -> ConnectionId {
+        let way = |from: usize, to: usize| {
+            if from == to { Trace::constant(0.0) } else { cell.trace(|phase| phase.latency(from, to)) }
+        };
+        let path = if from == to { Vec::new() } else { vec![self.up[from], self.down[to]] };
+        self.network.connect(path, way(from, to), way(to, from))
+    }
+}

@@ -1,0 +1,244 @@
+//! The cells of the suite, drawn once: a Latin hypercube over length of phases, ranks, model, momentum and communication.
+
+use crate::cells::{Cell, Odd, Phase};
+use crate::ranks::Model;
+use crate::steps::Stragglers;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// What a network does over time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// The paper's C1: latency 1, 1, 50, 50 ms; bandwidth 25, 1, 1, 25.
+    C1,
+    /// The paper's C2: good, moderate, bad, moderate, good.
+    C2,
+    /// Good and bad in turns.
+    Swing,
+    /// Latency and bandwidth move by factors from phase to phase.
+    Walk,
+    /// Flows of others come and go on some NICs.
+    Bursts,
+    /// One NIC falls behind and recovers.
+    SlowNode,
+    /// What goes out is a fraction of what comes in, and how small changes.
+    Asymmetric,
+    /// Several ranks share a NIC, whose bandwidth changes.
+    SharedNic,
+    /// Bandwidth to spare: dense is best.
+    Good,
+}
+
+impl Family {
+    /// All, in the order of their cells.
+    pub const ALL: [Self; 9] = [
+        Self::C1,
+        Self::C2,
+        Self::Swing,
+        Self::Walk,
+        Self::Bursts,
+        Self::SlowNode,
+        Self::Asymmetric,
+        Self::SharedNic,
+        Self::Good,
+    ];
+
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::C1 => "c1",
+            Self::C2 => "c2",
+            Self::Swing => "swing",
+            Self::Walk => "walk",
+            Self::Bursts => "bursts",
+            Self::SlowNode => "slow-node",
+            Self::Asymmetric => "asymmetric",
+            Self::SharedNic => "shared-nic",
+            Self::Good => "good",
+        }
+    }
+
+    /// Its phases, with bandwidths over a base of 1.
+    fn phases(self, nics: usize, rng: &mut ChaCha8Rng) -> Vec<Level> {
+        let level = |latency_ms: f64, up: f64, down: f64| Level { latency_ms, up, down, nics: Vec::new() };
+        let even = |latency_ms: f64, bandwidth: f64| level(latency_ms, bandwidth, bandwidth);
+        let near = |rng: &mut ChaCha8Rng| 10f64.powf(rng.random_range(-1.0..0.7));
+        match self {
+            Self::C1 => vec![even(1.0, 5.0), even(1.0, 0.2), even(50.0, 0.2), even(50.0, 5.0)],
+            Self::C2 => vec![even(1.0, 5.0), even(10.0, 2.0), even(50.0, 0.2), even(10.0, 2.0), even(1.0, 5.0)],
+            Self::Swing => {
+                let (latency, depth) = (near(rng), rng.random_range(10.0..60.0f64).sqrt());
+                vec![even(latency, depth), even(5.0 * latency, 1.0 / depth)]
+            }
+            Self::Walk => {
+                let (mut latency, mut bandwidth) = (near(rng), 1.0);
+                let mut next = || {
+                    latency = (latency * 10f64.powf(rng.random_range(-0.4..0.4))).clamp(0.05, 60.0);
+                    bandwidth = (bandwidth * 10f64.powf(rng.random_range(-0.5..0.5))).clamp(0.1, 10.0);
+                    even(latency, bandwidth)
+                };
+                (0..12).map(|_| next()).collect()
+            }
+            Self::Bursts => {
+                let latency = near(rng);
+                let mut next = |busy: bool| {
+                    let mut of_others = |nic| Odd {
+                        nic,
+                        bandwidth_factor: 1.0,
+                        latency_factor: 1.0,
+                        competitors: if busy && rng.random::<f64>() < 0.5 { rng.random_range(1..12) } else { 0 },
+                    };
+                    let odd = (0..nics).map(&mut of_others).filter(|odd| odd.competitors > 0).collect();
+                    Level { nics: odd, ..even(latency, 2.0) }
+                };
+                (0..8).map(|phase| next(phase % 2 == 1)).collect()
+            }
+            Self::SlowNode => {
+                let (latency, nic) = (near(rng), rng.random_range(0..nics));
+                let factor = 10f64.powf(rng.random_range(-1.6..-0.6));
+                let slow = Odd { nic, bandwidth_factor: factor, latency_factor: 3.0, competitors: 0 };
+                vec![even(latency, 2.0), Level { nics: vec![slow], ..even(latency, 2.0) }]
+            }
+            Self::Asymmetric => {
+                let latency = 3.0 * near(rng);
+                vec![level(latency, 0.5, 4.0), level(latency, 0.1, 4.0), level(latency, 2.0, 4.0)]
+            }
+            Self::SharedNic => {
+                let latency = near(rng);
+                vec![even(latency, 3.0), even(latency, 0.5), even(4.0 * latency, 0.2)]
+            }
+            Self::Good => {
+                let mut next = || even(rng.random_range(0.03..0.2), rng.random_range(0.7..1.5));
+                (0..4).map(|_| next()).collect()
+            }
+        }
+    }
+}
+
+struct Level {
+    latency_ms: f64,
+    up: f64,
+    down: f64,
+    nics: Vec<Odd>,
+}
+
+/// Phases that a run by a good fixed setting lasts for.
+const PHASES_OF_A_RUN: f64 = 6.0;
+/// How many cells each family has; the first three have one more.
+const EACH: usize = 5;
+
+/// What the axes of the hypercube are cut into.
+fn shuffled<T: Copy>(values: &[T], count: usize, rng: &mut ChaCha8Rng) -> Vec<T> {
+    let mut all: Vec<T> = values.iter().copied().cycle().take(count).collect();
+    all.shuffle(rng);
+    all
+}
+
+/// The 48 cells.
+pub fn cells() -> Vec<Cell> {
+    let mut rng = ChaCha8Rng::seed_from_u64(18);
+    let families: Vec<Family> =
+        Family::ALL.iter().enumerate().flat_map(|(i, f)| vec![*f; EACH + usize::from(i < 3)]).collect();
+    let count = families.len();
+    let lengths = shuffled(&[10.0, 60.0, 300.0, 1800.0], count, &mut rng);
+    let models = shuffled(
+        &[(Model::Perceptron, 0.0), (Model::Perceptron, 0.9), (Model::Convolutional, 0.0), (Model::Convolutional, 0.9)],
+        count,
+        &mut rng,
+    );
+    // 4 and 8 ranks; 16 in three cells, 2 in one.
+    let mut worlds = shuffled(&[4, 8], count, &mut rng);
+    for (at, world) in [(2, 16), (20, 16), (38, 16), (13, 2)] {
+        worlds[at] = world;
+    }
+    let mut strata: Vec<usize> = (0..count).collect();
+    strata.shuffle(&mut rng);
+    let mut number = 0;
+    let mut cell = |(index, family): (usize, Family)| {
+        number = if index > 0 && families[index - 1] == family { number + 1 } else { 1 };
+        let within = (strata[index] as f64 + rng.random::<f64>()) / count as f64;
+        let ratio = match family {
+            // Dense is best where its transfers hide behind backward.
+            Family::Good => 0.1 * 4f64.powf(within),
+            _ => 0.1 * 300f64.powf(within),
+        };
+        let (model, momentum) = models[index];
+        let ranks_per_nic = if family == Family::SharedNic && worlds[index] >= 4 { 2 } else { 1 };
+        draw(
+            Drawn {
+                family,
+                number,
+                phase_s: lengths[index],
+                world: worlds[index],
+                model,
+                momentum,
+                ratio,
+                ranks_per_nic,
+            },
+            &mut rng,
+        )
+    };
+    families.iter().copied().enumerate().map(&mut cell).collect()
+}
+
+struct Drawn {
+    family: Family,
+    number: usize,
+    phase_s: f64,
+    world: usize,
+    model: Model,
+    momentum: f32,
+    ratio: f64,
+    ranks_per_nic: usize,
+}
+
+fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
+    let Drawn { family, number, phase_s, world, model, momentum, ratio, ranks_per_nic } = drawn;
+    let steps = 1_500;
+    let nics = world.div_ceil(ranks_per_nic);
+    let levels = family.phases(nics, rng);
+    // A good setting leaves a third of the communication exposed.
+    let step_s = PHASES_OF_A_RUN * phase_s / steps as f64;
+    let compute_s = step_s / (1.0 + ratio / 3.0);
+    // From small networks on CPUs to ResNets and transformers on GPUs.
+    let values_per_second = 10f64.powf(rng.random_range(7.5..8.7));
+    let values = values_per_second * compute_s;
+    // A ring sends 2(N-1)/N of the gradient over each NIC; its slowest way in the mean of the phases gives the base.
+    let bytes = 4.0 * values * 2.0 * (world - 1) as f64 / world as f64;
+    let mean = levels.iter().map(|level| 1.0 / level.up.min(level.down)).sum::<f64>() / levels.len() as f64;
+    let base_mbit = bytes * 8.0 / 1e6 * mean / (ratio * compute_s);
+    let own = model.network().parameters() as f64;
+    let round = |x: f64| format!("{x:.4e}").parse().unwrap_or(x);
+    let phase = |level: &Level| Phase {
+        seconds: round(phase_s * rng.random_range(0.85..1.15)),
+        latency_ms: round(level.latency_ms),
+        up_mbit: round(base_mbit * level.up),
+        down_mbit: round(base_mbit * level.down),
+        nics: level.nics.clone(),
+    };
+    Cell {
+        name: format!("{}-{number}", family.name()),
+        family: family.name().into(),
+        phase_s,
+        world,
+        model,
+        momentum,
+        learning_rate: if momentum > 0.0 { 0.02 } else { 0.1 },
+        batch: 128,
+        steps,
+        seeds: vec![1, 2, 3],
+        compute_s: round(compute_s),
+        values_factor: round(values / own),
+        codec_factor: round(2f64.powf(rng_between(number, -1.0, 1.0))),
+        communication_ratio: round(ratio),
+        ranks_per_nic,
+        stragglers: Stragglers { spread: 0.03, pause_share: 0.002, pause: 3.0 },
+        phases: levels.iter().map(phase).collect(),
+    }
+}
+
+/// A number between two, by the cell's own.
+fn rng_between(number: usize, low: f64, high: f64) -> f64 {
+    low + (high - low) * ((number * 37) % 11) as f64 / 10.0
+}

@@ -1,0 +1,189 @@
+//! From curves to scores: seconds to a target, ratios between settings, and how sure they are.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// A test loss after so many steps.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Point {
+    /// Steps done.
+    pub steps: u64,
+    /// Loss over all images that are held out.
+    pub loss: f64,
+}
+
+/// What a run has learned by then: the losses smoothed over three points, and never rising.
+pub fn smooth(points: &[Point]) -> Vec<Point> {
+    let mean = |at: usize| {
+        let near = &points[at.saturating_sub(1)..points.len().min(at + 2)];
+        near.iter().map(|point| point.loss).sum::<f64>() / near.len() as f64
+    };
+    let mut least = f64::INFINITY;
+    let fall = |(at, point): (usize, &Point)| {
+        // A loss that is not finite has learned nothing.
+        let loss = mean(at);
+        least = if loss.is_finite() { least.min(loss) } else { least };
+        Point { steps: point.steps, loss: least }
+    };
+    points.iter().enumerate().map(fall).collect()
+}
+
+/// After how many steps a smoothed curve reaches a loss, between its points by a straight line; none where it does not.
+pub fn steps_to(curve: &[Point], target: f64) -> Option<f64> {
+    let at = curve.iter().position(|point| point.loss <= target)?;
+    let (Some(before), here) = (at.checked_sub(1).map(|before| curve[before]), curve[at]) else {
+        return Some(curve[at].steps as f64);
+    };
+    if !before.loss.is_finite() {
+        return Some(here.steps as f64);
+    }
+    let share = (before.loss - target) / (before.loss - here.loss);
+    Some(before.steps as f64 + share * (here.steps - before.steps) as f64)
+}
+
+/// What dense has reached when this share of its steps is done: the target of all.
+pub fn target(dense: &[Point], share: f64) -> Option<f64> {
+    let steps = dense.last()?.steps as f64 * share;
+    let after = dense.iter().position(|point| point.steps as f64 >= steps)?;
+    let here = dense[after];
+    let Some(before) = after.checked_sub(1).map(|at| dense[at]).filter(|before| before.loss.is_finite()) else {
+        return Some(here.loss);
+    };
+    let part = (steps - before.steps as f64) / (here.steps - before.steps) as f64;
+    Some(before.loss + part * (here.loss - before.loss))
+}
+
+/// Seconds at a fractional number of steps, by the seconds at which each step ended.
+pub fn seconds_at(ends: &[f64], steps: f64) -> Option<f64> {
+    if steps <= 0.0 {
+        return Some(0.0);
+    }
+    let whole = steps.floor() as usize;
+    let at = |count: usize| if count == 0 { Some(0.0) } else { ends.get(count - 1).copied() };
+    let (from, share) = (at(whole)?, steps - whole as f64);
+    if share == 0.0 {
+        return Some(from);
+    }
+    Some(from + share * (at(whole + 1)? - from))
+}
+
+/// exp of the mean of logarithms; none of no ratios.
+pub fn geometric_mean(ratios: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = ratios.into_iter().fold((0.0, 0u32), |(sum, count), ratio| (sum + ratio.ln(), count + 1));
+    (count > 0).then(|| (sum / f64::from(count)).exp())
+}
+
+/// The value below which this share of the values lies, between ranks by a straight line; none of no values.
+pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let at = share.clamp(0.0, 1.0) * last as f64;
+    let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    Some(low + (at - at.floor()) * (high - low))
+}
+
+/// An interval around a mean.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Interval {
+    /// 2.5 % of the resamples lie below it.
+    pub low: f64,
+    /// 2.5 % lie above it.
+    pub high: f64,
+}
+
+/// The bootstrap's 95 % interval of a geometric mean over groups (cells), each of which has some ratios (seeds): groups are drawn
+/// with replacement, then ratios within each.
+pub fn bootstrap(groups: &[Vec<f64>], seed: u64) -> Option<Interval> {
+    const RESAMPLES: usize = 2000;
+    let groups: Vec<&Vec<f64>> = groups.iter().filter(|group| !group.is_empty()).collect();
+    if groups.is_empty() {
+        return None;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut draw = || {
+        let group_mean = |group: &Vec<f64>, rng: &mut ChaCha8Rng| {
+            let logs: f64 = (0..group.len()).map(|_| group[rng.random_range(0..group.len())].ln()).sum();
+            logs / group.len() as f64
+        };
+        let pick = |rng: &mut ChaCha8Rng| groups[rng.random_range(0..groups.len())];
+        let sum: f64 = (0..groups.len())
+            .map(|_| {
+                let group = pick(&mut rng);
+                group_mean(group, &mut rng)
+            })
+            .sum();
+        (sum / groups.len() as f64).exp()
+    };
+    let means: Vec<f64> = (0..RESAMPLES).map(|_| draw()).collect();
+    Some(Interval { low: quantile(&means, 0.025)?, high: quantile(&means, 0.975)? })
+}
+
+/// Kendall's rank correlation of two lists of scores of the same settings (tau-a): 1 in the same order, -1 in reverse.
+pub fn kendall(a: &[f64], b: &[f64]) -> Option<f64> {
+    let n = a.len();
+    if n != b.len() || n < 2 {
+        return None;
+    }
+    let pairs = (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j)));
+    let sign = |(i, j): (usize, usize)| {
+        ((a[i] - a[j]) * (b[i] - b[j])).signum() * f64::from(u8::from(a[i] != a[j] && b[i] != b[j]))
+    };
+    Some(pairs.map(sign).sum::<f64>() / (n * (n - 1) / 2) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn curve(losses: &[f64]) -> Vec<Point> {
+        (0..).step_by(25).zip(losses).map(|(steps, loss)| Point { steps, loss: *loss }).collect()
+    }
+
+    #[test]
+    fn curves_are_smoothed_and_never_rise() {
+        let smoothed = smooth(&curve(&[3.0, 1.0, 2.0, f64::NAN, 0.3]));
+        assert_eq!(smoothed.iter().map(|point| point.loss).collect::<Vec<_>>(), [2.0, 2.0, 2.0, 2.0, 2.0]);
+        let smoothed = smooth(&curve(&[3.0, 2.0, 1.0, 0.0]));
+        assert_eq!(smoothed.iter().map(|point| point.loss).collect::<Vec<_>>(), [2.5, 2.0, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn targets_are_met_between_points() {
+        let dense = curve(&[2.0, 1.0, 0.5]);
+        assert_eq!(target(&dense, 0.75), Some(0.75));
+        assert_eq!(
+            (steps_to(&dense, 0.75), steps_to(&dense, 2.0), steps_to(&dense, 0.4)),
+            (Some(37.5), Some(0.0), None)
+        );
+        let ends = [1.0, 2.0, 4.0];
+        assert_eq!(
+            [0.0, 1.0, 2.5, 3.0, 3.5].map(|s| seconds_at(&ends, s)),
+            [Some(0.0), Some(1.0), Some(3.0), Some(4.0), None]
+        );
+    }
+
+    #[test]
+    fn ranks_and_quantiles() {
+        assert_eq!(kendall(&[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0]), Some(1.0));
+        assert_eq!(kendall(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), Some(-1.0));
+        assert_eq!(kendall(&[1.0, 2.0, 3.0], &[2.0, 1.0, 3.0]), Some(1.0 / 3.0));
+        assert_eq!(
+            (quantile(&[4.0, 1.0, 2.0], 0.5), quantile(&[1.0, 2.0], 0.95), quantile(&[], 0.5)),
+            (Some(2.0), Some(1.95), None)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_interval_holds_the_mean_and_shrinks_to_it(ratios in prop::collection::vec(0.2f64..5.0, 3..30)) {
+            let groups: Vec<Vec<f64>> = ratios.iter().map(|r| vec![*r]).collect();
+            let mean = geometric_mean(ratios.iter().copied()).unwrap();
+            let interval = bootstrap(&groups, 1).unwrap();
+            prop_assert!(interval.low <= mean * 1.001 && mean <= interval.high * 1.001, "{interval:?} {mean}");
+            let same = bootstrap(&vec![vec![mean; 3]; 5], 1).unwrap();
+            prop_assert!((same.low / mean - 1.0).abs() < 1e-9 && (same.high / mean - 1.0).abs() < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A step of training as what the network and the ranks' cores have to do.
+
+use crate::ranks::{Carried, Exchanged};
+use anyhow::{Context, Result};
+use flexcomm_collectives::{Schedule, allgather, allreduce, binomial_broadcast};
+use flexcomm_domain::{Collective, Rank, Strategy};
+use flexcomm_exchange::How;
+use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
+use flexcomm_truth::job::{Piece, Program, Round, Send, Stage, Step};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a step takes besides its transfers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Compute {
+    /// Seconds of forward and backward on a rank.
+    pub seconds: f64,
+    /// Each value of the gradient stands for so many.
+    pub values_factor: f64,
+    /// Times of compression over those of the truth's table.
+    pub codec_factor: f64,
+}
+
+/// What a strategy's compressor takes, by the truth's table.
+pub fn codec(truth: &Coefficients, strategy: &Strategy, factor: f64) -> Result<CodecSeconds> {
+    if strategy.is_dense() {
+        return Ok(CodecSeconds::default());
+    }
+    let text = strategy.spec().to_string();
+    let compressor = text.split('+').find(|part| !part.starts_with("nesterov")).unwrap_or(&text);
+    let name = compressor.split('(').next().unwrap_or(compressor);
+    let found = truth.codec.get(compressor).or_else(|| truth.codec.get(name));
+    let found =
+        found.with_context(|| format!("the truth has no [codec.\"{compressor}\"] and no [codec.\"{name}\"]"))?;
+    Ok(found.scaled(factor))
+}
+
+/// How ranks differ from step to step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stragglers {
+    /// Standard deviation of the logarithm of a rank's time to compute.
+    pub spread: f64,
+    /// Share of steps in which a rank pauses (garbage collection, a checkpoint, a neighbour).
+    pub pause_share: f64,
+    /// How long, in times of a step's computing.
+    pub pause: f64,
+}
+
+/// Programs of collectives, made once.
+#[derive(Debug, Default)]
+pub struct Programs {
+    made: BTreeMap<(Kind, usize), Arc<Program>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Sum(Collective),
+    Gather,
+    Broadcast(u32),
+}
+
+/// Of a schedule, for blocks or a buffer of so many bytes.
+fn program(schedule: &Schedule, bytes: f64, gathers: bool) -> Program {
+    let each = if gathers { bytes } else { bytes / f64::from(schedule.chunks.max(1)) };
+    let rounds = |rank: u32| {
+        let round = |round: flexcomm_collectives::Round| Round {
+            index: round.index,
+            sends: round
+                .sends
+                .iter()
+                .map(|m| Send { to: m.peer.index(), bytes: each * f64::from(m.chunks.count) })
+                .collect(),
+            receives: round.recvs.len() as u32,
+            received_bytes: round.recvs.iter().map(|m| each * f64::from(m.chunks.count)).sum(),
+        };
+        schedule.for_rank(Rank(rank)).into_iter().map(round).collect()
+    };
+    Program { ranks: (0..schedule.ranks).map(rounds).collect() }
+}
+
+impl Programs {
+    /// What a collective transfers whose ranks have parts of so many bytes.
+    pub fn of(&mut self, carried: Carried, collective: Collective, world: u32, factor: f64) -> Result<Arc<Program>> {
+        let kind = match carried.how {
+            How::Sum(_) => Kind::Sum(collective),
+            How::Gather => Kind::Gather,
+            How::Broadcast(root) => Kind::Broadcast(root),
+            How::Refused => anyhow::bail!("an exchange that the ranks refuse has no transfers"),
+        };
+        if let Some(made) = self.made.get(&(kind, carried.bytes)) {
+            return Ok(made.clone());
+        }
+        let schedule = match kind {
+            Kind::Sum(collective) => (allreduce(collective).schedule)(world)?,
+            Kind::Gather => allgather(world)?,
+            Kind::Broadcast(root) => binomial_broadcast(world, Rank(root))?,
+        };
+        let made = Arc::new(program(&schedule, carried.bytes as f64 * factor, kind == Kind::Gather));
+        // Messages whose size depends on the values have a new one in every step.
+        if self.made.len() > 4096 {
+            self.made.clear();
+        }
+        self.made.insert((kind, carried.bytes), made.clone());
+        Ok(made)
+    }
+}
+
+/// The parts of a step that do not change.
+#[derive(Debug)]
+pub struct Timeline {
+    world: usize,
+    /// Values of each bucket, in the order of backward.
+    buckets: Vec<usize>,
+    compute: Compute,
+    stragglers: Stragglers,
+    programs: Programs,
+}
+
+/// Of computing: forward takes a third, backward the rest.
+const FORWARD: f64 = 1.0 / 3.0;
+/// The optimizer's update, of computing.
+const UPDATE: f64 = 0.03;
+
+impl Timeline {
+    /// Of a job.
+    pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers) -> Self {
+        Self { world, buckets, compute, stragglers, programs: Programs::default() }
+    }
+
+    /// The step that exchanged these buckets under this strategy.
+    pub fn step(
+        &mut self,
+        strategy: &Strategy,
+        exchanged: &[Exchanged],
+        codec: CodecSeconds,
+        rng: &mut ChaCha8Rng,
+    ) -> Result<Step> {
+        let all: usize = self.buckets.iter().sum();
+        let factors: Vec<f64> = (0..self.world).map(|_| self.straggle(rng)).collect();
+        let kept = strategy.cr().get();
+        let values = |bucket: usize| self.buckets[bucket] as f64 * self.compute.values_factor;
+        let compress: Vec<f64> = (0..exchanged.len()).map(|b| codec.compress(values(b), kept)).collect();
+        let pieces = |factor: &f64| -> Vec<Piece> {
+            let backward = |b: usize| (1.0 - FORWARD - UPDATE) * self.buckets[b] as f64 / all as f64;
+            let own = |b: usize| if b == 0 { FORWARD + backward(b) } else { backward(b) };
+            let piece =
+                |b: usize| Piece { seconds: self.compute.seconds * factor * own(b) + compress[b], begins: Some(b) };
+            (0..exchanged.len()).map(piece).collect()
+        };
+        let compute = factors.iter().map(pieces).collect();
+        let decompress: Vec<f64> = (0..exchanged.len()).map(|b| codec.decompress(values(b), kept)).collect();
+        let mut exchanges = Vec::new();
+        for (bucket, exchanged) in exchanged.iter().enumerate() {
+            exchanges
+                .push(self.stages(strategy, exchanged, decompress[bucket]).context("find a collective's transfers")?);
+        }
+        let after = factors.iter().map(|factor| self.compute.seconds * factor * UPDATE).collect();
+        Ok(Step { compute, exchanges, after })
+    }
+
+    fn stages(&mut self, strategy: &Strategy, exchanged: &Exchanged, decompress: f64) -> Result<Vec<Stage>> {
+        let (world, factor) = (self.world as u32, self.compute.values_factor);
+        let messages = match exchanged.rounds.last().map(|round| round.how) {
+            Some(How::Gather) => self.world as f64,
+            _ => 1.0,
+        };
+        let rounds = exchanged.rounds.len();
+        let mut stages = Vec::new();
+        for (number, carried) in exchanged.rounds.iter().enumerate() {
+            stages.push(Stage::Collective(self.programs.of(*carried, strategy.collective(), world, factor)?));
+            // What is computed between rounds is part of what the table counts as decompressing.
+            let share = if number + 1 == rounds { messages } else { 0.0 };
+            stages.push(Stage::Compute(vec![decompress * share; self.world]));
+        }
+        Ok(stages)
+    }
+
+    fn straggle(&self, rng: &mut ChaCha8Rng) -> f64 {
+        let Stragglers { spread, pause_share, pause } = self.stragglers;
+        let (a, b): (f64, f64) = (rng.random::<f64>().max(1e-12), rng.random());
+        let normal = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
+        let pauses = rng.random::<f64>() < pause_share;
+        (spread * normal).exp() + if pauses { pause } else { 0.0 }
+    }
+}

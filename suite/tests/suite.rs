@@ -1,0 +1,103 @@
+//! Ranks of one process, cells, and fixed settings played through them.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use flexcomm_domain::Strategy;
+use flexcomm_suite::cells::Cell;
+use flexcomm_suite::fixed::{self, Curves};
+use flexcomm_suite::ranks::{Data, Model, Ranks, Recipe, Stepped};
+use flexcomm_suite::{families, score};
+use flexcomm_truth::coefficients::Coefficients;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+fn recipe(world: usize, steps: u64) -> Recipe {
+    Recipe { model: Model::Convolutional, world, momentum: 0.9, learning_rate: 0.05, batch: 32, steps, seed: 1 }
+}
+
+#[test]
+fn every_fixed_setting_learns_and_sends_what_it_should() {
+    let (world, steps) = (2, 50);
+    let data = Arc::new(Data::synthetic(world));
+    for setting in fixed::settings(0.9) {
+        let curve = fixed::train(recipe(world, steps), &data, &setting).unwrap();
+        assert!(!curve.diverged && curve.losses.len() == 3, "{curve:?}");
+        assert!(curve.losses[2] < curve.losses[0], "{}: {:?}", setting.0, curve.losses);
+        let bytes: f64 = curve.rounds.iter().flatten().map(|round| round.bytes).sum();
+        let dense = 4.0 * Model::Convolutional.network().parameters() as f64;
+        match setting.0.as_str() {
+            fixed::DENSE => assert_eq!(bytes, dense),
+            "fp16/dense-ring" => assert_eq!(bytes, dense / 2.0),
+            _ => assert!(bytes < 0.9 * dense, "{}: {bytes} of {dense}", setting.0),
+        }
+    }
+}
+
+/// Ranks hold the same parameters whatever runs, so a run is the same each time, and a change of the strategy keeps the residual.
+#[test]
+fn a_run_is_the_same_each_time_and_strategies_may_change_at_any_step() {
+    let run = || -> Vec<Stepped> {
+        let mut ranks = Ranks::new(recipe(3, 12), Arc::new(Data::synthetic(3))).unwrap();
+        let texts =
+            ["none/dense-ring", "topk(k=0.01)+ef(vanilla)/art-ring:var", "qsgd(s=7,norm=max)+ef(vanilla)/allgather"];
+        let strategies: Vec<Strategy> = texts.iter().map(|text| text.parse().unwrap()).collect();
+        (0..12).map(|step| ranks.step(step, &strategies[(step / 2 % 3) as usize]).unwrap()).collect()
+    };
+    let steps = run();
+    assert_eq!(steps, run());
+    let of = |step: usize| &steps[step].buckets[0];
+    assert!(of(2).energies.iter().all(|e| e.sent < e.compensated) && of(4).energies[0].gain() > 0.9);
+    assert_eq!(of(2).rounds.len(), 3, "energies, indices, values");
+}
+
+#[test]
+fn the_cells_are_written_and_read() {
+    let cells = families::cells();
+    assert_eq!(cells, families::cells(), "drawn by a seed");
+    let names: BTreeSet<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
+    assert_eq!((cells.len(), names.len()), (48, 48));
+    let folder = tempfile::tempdir().unwrap();
+    for cell in &cells {
+        std::fs::write(folder.path().join(format!("{}.toml", cell.name)), toml::to_string(cell).unwrap()).unwrap();
+    }
+    let mut read = Cell::read_all(folder.path()).unwrap();
+    let mut sorted = cells;
+    sorted.sort_by(|a, b| a.name.cmp(&b.name));
+    read.sort_by(|a, b| a.name.cmp(&b.name));
+    assert_eq!(read, sorted);
+    let text = toml::to_string(&read[0]).unwrap();
+    let error = |from: &str, to: &str| {
+        let path = folder.path().join("bad.toml");
+        std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        format!("{:#}", Cell::read(&path).unwrap_err())
+    };
+    assert!(error("steps = 1500", "steps = 2000").contains("steps is 2000, allowed is 1 to 1500"));
+    assert!(error("latency_ms = ", "latency_ms = -").contains("phase 1: latency_ms is -"));
+    assert!(error("family", "famly").contains("famly"));
+}
+
+#[test]
+fn a_curve_takes_longer_on_a_slower_network_and_the_same_each_time() {
+    let cell = Cell { steps: 30, world: 2, model: Model::Convolutional, batch: 32, ..families::cells()[6].clone() };
+    let mut cell = Cell { ranks_per_nic: 1, ..cell };
+    cell.phases.iter_mut().for_each(|phase| phase.nics.clear());
+    let (truth, data) = (Coefficients::frozen(), Arc::new(Data::synthetic(2)));
+    let setting = (fixed::DENSE.to_owned(), fixed::DENSE.parse().unwrap());
+    let curve = fixed::train(cell.recipe(1), &data, &setting).unwrap();
+    let ends = |cell: &Cell| fixed::replay(cell, &truth, 1, &curve).unwrap();
+    let here = ends(&cell);
+    assert_eq!(here, ends(&cell));
+    assert!(here.windows(2).all(|pair| pair[0] < pair[1]) && here[29] > 29.0 * 0.9 * cell.compute_s);
+    let mut slow = cell.clone();
+    slow.phases
+        .iter_mut()
+        .for_each(|phase| (phase.up_mbit, phase.down_mbit) = (phase.up_mbit / 100.0, phase.down_mbit / 100.0));
+    assert!(ends(&slow)[29] > 2.0 * here[29]);
+    let folder = tempfile::tempdir().unwrap();
+    let curves = Curves { recipe: cell.recipe(1), curves: vec![curve] };
+    curves.write(folder.path()).unwrap();
+    assert_eq!(Curves::read(folder.path(), &curves.recipe).unwrap(), Some(curves.clone()));
+    let other = Recipe { batch: 64, ..curves.recipe };
+    assert_eq!(Curves::read(folder.path(), &other).unwrap(), None, "another job's");
+    let smoothed = score::smooth(&curves.curves[0].points());
+    assert!(score::steps_to(&smoothed, smoothed[0].loss) == Some(0.0));
+}

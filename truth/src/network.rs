@@ -1,0 +1,529 @@
+//! Ports, connections between them, and what TCP makes of a message: bytes as a fluid, windows as TCP grows them.
+//!
+//! A message waits for those before it on its connection, then takes its share of every port on its path (max-min), but never
+//! more than a window per round trip. Windows grow by doubling until a loss, halve while idle, and shrink when what is
+//! in flight does not fit a port's buffer. Everything is an event in one queue; no formula knows how long a collective takes.
+
+use crate::coefficients::Tcp;
+use crate::trace::Trace;
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+
+/// A direction of a NIC, or a bottleneck that several share.
+#[derive(Debug, Clone)]
+pub struct Port {
+    /// Bytes per second.
+    pub rate: Trace,
+    /// Long-lived flows of others that take their share of it.
+    pub competitors: Trace,
+    /// Bytes that fit into its queue.
+    pub buffer: f64,
+    /// A credit of bytes that go faster than the rate.
+    pub burst: Option<Burst>,
+}
+
+/// A token bucket.
+#[derive(Debug, Clone, Copy)]
+pub struct Burst {
+    /// Bytes of credit when full.
+    pub bytes: f64,
+    /// Bytes per second while there is credit.
+    pub peak: f64,
+}
+
+/// Number of a port.
+pub type PortId = usize;
+/// Number of a connection.
+pub type ConnectionId = usize;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happened<T> {
+    /// The last byte of a message arrived.
+    Delivered(T),
+    /// A timer ran out.
+    Timer(T),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    /// Nothing to send.
+    Idle,
+    /// Takes its share.
+    Sending,
+    /// Waits for acknowledgements or a retransmission timeout.
+    Blocked,
+}
+
+#[derive(Debug)]
+struct Message<T> {
+    left: f64,
+    token: T,
+}
+
+#[derive(Debug)]
+struct Connection<T> {
+    path: Vec<PortId>,
+    /// One-way latency, seconds.
+    latency: Trace,
+    /// Of the way back.
+    latency_back: Trace,
+    queue: VecDeque<Message<T>>,
+    state: State,
+    /// Bytes per second since `settled`.
+    rate: f64,
+    settled: f64,
+    window: f64,
+    /// Above it a window no longer doubles.
+    threshold: f64,
+    /// What may still be sent before `round_ends`.
+    window_left: f64,
+    round_ends: f64,
+    last_sent: f64,
+    /// No message overtakes another.
+    last_arrival: f64,
+    /// Events of earlier plans are out of date.
+    plan: u64,
+}
+
+#[derive(Debug)]
+struct PortState {
+    port: Port,
+    /// Connections that are sending through it.
+    sending: BTreeSet<ConnectionId>,
+    tokens: f64,
+    counted: f64,
+    /// Bytes per second that our connections send through it.
+    load: f64,
+    plan: u64,
+}
+
+#[derive(Debug)]
+enum Event<T> {
+    Connection { id: ConnectionId, plan: u64 },
+    Change { port: PortId },
+    Empty { port: PortId, plan: u64 },
+    Happened(Happened<T>),
+}
+
+#[derive(Debug)]
+struct Queued<T> {
+    at: f64,
+    order: u64,
+    event: Event<T>,
+}
+
+impl<T> PartialEq for Queued<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl<T> Eq for Queued<T> {}
+impl<T> PartialOrd for Queued<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<T> Ord for Queued<T> {
+    /// The earliest is the greatest; among those at one moment, the one that was queued first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at.total_cmp(&self.at).then(other.order.cmp(&self.order))
+    }
+}
+
+/// The network under a virtual clock.
+#[derive(Debug)]
+pub struct Network<T> {
+    tcp: Tcp,
+    rng: ChaCha8Rng,
+    now: f64,
+    order: u64,
+    events: BinaryHeap<Queued<T>>,
+    ports: Vec<PortState>,
+    connections: Vec<Connection<T>>,
+}
+
+/// A byte less than this is none: what rounding leaves of a message.
+const LEAST_BYTES: f64 = 1e-3;
+
+impl<T: Copy> Network<T> {
+    /// Without connections.
+    pub fn new(tcp: Tcp, ports: Vec<Port>, rng: ChaCha8Rng) -> Self {
+        let state = |port: Port| PortState {
+            tokens: port.burst.map_or(0.0, |burst| burst.bytes),
+            port,
+            sending: BTreeSet::new(),
+            counted: 0.0,
+            load: 0.0,
+            plan: 0,
+        };
+        let mut network = Self {
+            tcp,
+            rng,
+            now: 0.0,
+            order: 0,
+            events: BinaryHeap::new(),
+            ports: ports.into_iter().map(state).collect(),
+            connections: Vec::new(),
+        };
+        for port in 0..network.ports.len() {
+            network.queue_change(port);
+        }
+        network
+    }
+
+    /// A connection over these ports, with the one-way latencies there and back.
+    pub fn connect(&mut self, path: Vec<PortId>, latency: Trace, latency_back: Trace) -> ConnectionId {
+        let window = self.tcp.initial_window();
+        self.connections.push(Connection {
+            path,
+            latency,
+            latency_back,
+            queue: VecDeque::new(),
+            state: State::Idle,
+            rate: 0.0,
+            settled: 0.0,
+            window,
+            threshold: f64::INFINITY,
+            window_left: window,
+            round_ends: 0.0,
+            last_sent: f64::NEG_INFINITY,
+            last_arrival: 0.0,
+            plan: 0,
+        });
+        self.connections.len() - 1
+    }
+
+    /// Seconds since the start.
+    pub fn now(&self) -> f64 {
+        self.now
+    }
+
+    /// A [`Happened::Timer`] at a moment, now where that is past.
+    pub fn timer(&mut self, at: f64, token: T) {
+        self.push(at.max(self.now), Event::Happened(Happened::Timer(token)));
+    }
+
+    /// Hands a message to a connection; [`Happened::Delivered`] when its last byte arrives.
+    pub fn send(&mut self, id: ConnectionId, bytes: f64, token: T) {
+        let now = self.now;
+        self.connections[id].queue.push_back(Message { left: bytes.max(1.0), token });
+        if self.connections[id].state == State::Idle {
+            let round_trip = self.round_trip(id);
+            let (timeout, least) = (self.tcp.timeout_s.max(round_trip), self.tcp.initial_window());
+            let connection = &mut self.connections[id];
+            // Linux halves a window for every timeout of idleness (`tcp_cwnd_restart`).
+            let halvings = ((now - connection.last_sent) / timeout).floor().clamp(0.0, 64.0);
+            connection.window = (connection.window * 0.5f64.powf(halvings)).max(connection.window.min(least));
+            if now >= connection.round_ends {
+                (connection.window_left, connection.round_ends) = (connection.window, now + round_trip);
+            }
+            connection.settled = now;
+            self.begin(id);
+        }
+    }
+
+    /// A single packet, which waits behind what is queued in the ports: echoes and small messages without a connection.
+    pub fn datagram(&mut self, id: ConnectionId, bytes: f64, token: T) {
+        let delay = self.connections[id].latency.at(self.now) + self.queueing(id, bytes);
+        self.push(self.now + delay, Event::Happened(Happened::Delivered(token)));
+    }
+
+    /// The next thing that happens, and the clock is there. None when nothing is left.
+    pub fn advance(&mut self) -> Option<Happened<T>> {
+        while let Some(Queued { at, event, .. }) = self.events.pop() {
+            self.now = at;
+            match event {
+                Event::Happened(happened) => return Some(happened),
+                Event::Connection { id, plan } if self.connections[id].plan == plan => self.look(id),
+                Event::Change { port } => {
+                    self.queue_change(port);
+                    self.share(&[port]);
+                }
+                Event::Empty { port, plan } if self.ports[port].plan == plan => self.share(&[port]),
+                Event::Connection { .. } | Event::Empty { .. } => {}
+            }
+        }
+        None
+    }
+
+    fn push(&mut self, at: f64, event: Event<T>) {
+        self.order += 1;
+        self.events.push(Queued { at, order: self.order, event });
+    }
+
+    fn queue_change(&mut self, port: PortId) {
+        let Port { rate, competitors, .. } = &self.ports[port].port;
+        let next = [rate, competitors].into_iter().filter_map(|trace| trace.next_change(self.now)).reduce(f64::min);
+        if let Some(at) = next {
+            self.push(at, Event::Change { port });
+        }
+    }
+
+    fn round_trip(&self, id: ConnectionId) -> f64 {
+        let connection = &self.connections[id];
+        connection.latency.at(self.now) + connection.latency_back.at(self.now) + self.tcp.stack_s
+    }
+
+    /// Bytes per second that a port lets through now.
+    fn capacity(&self, port: PortId) -> f64 {
+        let PortState { port, tokens, .. } = &self.ports[port];
+        let rate = port.rate.at(self.now);
+        port.burst.filter(|_| *tokens > LEAST_BYTES).map_or(rate, |burst| burst.peak.max(rate))
+    }
+
+    /// Seconds that a packet waits behind what is queued on a path, itself included.
+    fn queueing(&self, id: ConnectionId, bytes: f64) -> f64 {
+        let wait = |&port: &PortId| {
+            let capacity = self.capacity(port);
+            let PortState { port: Port { buffer, .. }, sending, load, .. } = &self.ports[port];
+            let full = *load >= 0.99 * capacity;
+            let windows: f64 = sending.iter().map(|&id| self.in_flight(id)).sum();
+            let fits = capacity * self.round_trip(id);
+            let queued = if full { (windows - fits).clamp(0.0, *buffer) } else { 0.0 };
+            (queued + bytes) / capacity
+        };
+        self.connections[id].path.iter().map(wait).sum()
+    }
+
+    fn in_flight(&self, id: ConnectionId) -> f64 {
+        let connection = &self.connections[id];
+        connection.window.min(connection.queue.iter().map(|message| message.left).sum())
+    }
+
+    /// A connection starts to send its first message, or the rest of it.
+    fn begin(&mut self, id: ConnectionId) {
+        if let Some(stall) = self.loss(id) {
+            self.block(id, self.now + stall);
+            return;
+        }
+        self.connections[id].state = State::Sending;
+        for at in 0..self.connections[id].path.len() {
+            let port = self.connections[id].path[at];
+            self.ports[port].sending.insert(id);
+        }
+        let path = self.connections[id].path.clone();
+        self.share(&path);
+    }
+
+    /// What overflows a queue on the path as this connection adds its window to those of others: seconds until it goes on.
+    fn loss(&mut self, id: ConnectionId) -> Option<f64> {
+        let round_trip = self.round_trip(id);
+        let own = self.in_flight(id);
+        let lost = |&port: &PortId| {
+            let PortState { port: Port { buffer, .. }, sending, .. } = &self.ports[port];
+            let all =
+                own + sending.iter().filter(|other| **other != id).map(|&other| self.in_flight(other)).sum::<f64>();
+            let fits = self.capacity(port) * round_trip + buffer;
+            ((all - fits) / all).max(0.0)
+        };
+        let share = self.connections[id].path.iter().map(lost).fold(0.0, f64::max);
+        if share <= 0.0 {
+            return None;
+        }
+        let segments = (own / self.tcp.segment_bytes).max(1.0);
+        if self.rng.random::<f64>() > (share * segments).min(1.0) {
+            return None;
+        }
+        let tail = self.rng.random::<f64>() < self.tcp.tail_loss_share || segments < 4.0;
+        let (timeout, least) = (self.tcp.timeout_s, self.tcp.segment_bytes);
+        let connection = &mut self.connections[id];
+        let shrunk = (connection.window * 0.7).max(2.0 * least);
+        connection.threshold = shrunk;
+        connection.window = if tail { least } else { shrunk };
+        Some(if tail { timeout.max(2.0 * round_trip) } else { round_trip })
+    }
+
+    fn block(&mut self, id: ConnectionId, until: f64) {
+        let connection = &mut self.connections[id];
+        connection.state = State::Blocked;
+        connection.rate = 0.0;
+        connection.plan += 1;
+        let plan = connection.plan;
+        self.push(until, Event::Connection { id, plan });
+    }
+
+    fn leave_ports(&mut self, id: ConnectionId) {
+        let path = self.connections[id].path.clone();
+        for &port in &path {
+            self.ports[port].sending.remove(&id);
+        }
+        self.share(&path);
+    }
+
+    /// Counts what a connection sent since it was looked at.
+    fn settle(&mut self, id: ConnectionId) {
+        let now = self.now;
+        let connection = &mut self.connections[id];
+        let sent = connection.rate * (now - connection.settled);
+        connection.settled = now;
+        if sent > 0.0 {
+            connection.last_sent = now;
+            connection.window_left -= sent;
+            if let Some(message) = connection.queue.front_mut() {
+                message.left -= sent;
+            }
+        }
+    }
+
+    /// A connection's next moment: the end of a message, of its window, or of a wait.
+    fn look(&mut self, id: ConnectionId) {
+        self.settle(id);
+        match self.connections[id].state {
+            State::Idle => {}
+            State::Blocked => {
+                let round_trip = self.round_trip(id);
+                let most = self.tcp.window_bytes;
+                let connection = &mut self.connections[id];
+                // The window was used up before its acknowledgements came.
+                if connection.window_left <= LEAST_BYTES {
+                    let grown = if connection.window < connection.threshold { 2.0 } else { 1.05 };
+                    connection.window = (connection.window * grown).min(most);
+                }
+                (connection.window_left, connection.round_ends) = (connection.window, self.now + round_trip);
+                connection.settled = self.now;
+                self.begin(id);
+            }
+            State::Sending => self.sent(id),
+        }
+    }
+
+    fn sent(&mut self, id: ConnectionId) {
+        let now = self.now;
+        while self.connections[id].queue.front().is_some_and(|message| message.left <= LEAST_BYTES) {
+            let connection = &mut self.connections[id];
+            let Some(message) = connection.queue.pop_front() else { break };
+            let arrival = (now + connection.latency.at(now) + self.tcp.stack_s / 2.0).max(connection.last_arrival);
+            connection.last_arrival = arrival;
+            self.push(arrival, Event::Happened(Happened::Delivered(message.token)));
+        }
+        let connection = &mut self.connections[id];
+        if connection.queue.is_empty() {
+            (connection.state, connection.rate) = (State::Idle, 0.0);
+            connection.plan += 1;
+            self.leave_ports(id);
+            return;
+        }
+        if now >= connection.round_ends {
+            let round_trip = self.round_trip(id);
+            let connection = &mut self.connections[id];
+            (connection.window_left, connection.round_ends) = (connection.window, now + round_trip);
+        }
+        if self.connections[id].window_left <= LEAST_BYTES {
+            let until = self.connections[id].round_ends;
+            self.block(id, until);
+            self.leave_ports(id);
+        } else {
+            self.plan(id);
+        }
+    }
+
+    /// When a sending connection is looked at next, at its rate.
+    fn plan(&mut self, id: ConnectionId) {
+        let round_trip = self.round_trip(id);
+        let now = self.now;
+        let connection = &mut self.connections[id];
+        connection.plan += 1;
+        let (rate, plan) = (connection.rate, connection.plan);
+        let Some(left) = connection.queue.front().map(|message| message.left) else { return };
+        if rate <= 0.0 {
+            return;
+        }
+        // Acknowledgements come as fast as bytes leave: the window slides and is never used up.
+        let slides = rate * round_trip <= connection.window;
+        if slides {
+            (connection.window_left, connection.round_ends) = (connection.window, now + round_trip);
+        }
+        let bytes = if slides { left } else { left.min(connection.window_left) };
+        self.push(now + bytes.max(0.0) / rate, Event::Connection { id, plan });
+    }
+
+    /// Shares out the ports that are tied to these by connections, max-min, and plans anew.
+    fn share(&mut self, changed: &[PortId]) {
+        let (ports, connections) = self.tied(changed);
+        for &id in &connections {
+            self.settle(id);
+        }
+        for &port in &ports {
+            self.count_tokens(port);
+        }
+        self.fill(&ports, &connections);
+        for &id in &connections {
+            self.plan(id);
+        }
+        for &port in &ports {
+            self.plan_tokens(port);
+        }
+    }
+
+    fn tied(&self, changed: &[PortId]) -> (BTreeSet<PortId>, BTreeSet<ConnectionId>) {
+        let mut ports: BTreeSet<PortId> = changed.iter().copied().collect();
+        let mut connections = BTreeSet::new();
+        let mut ahead: Vec<PortId> = changed.to_vec();
+        while let Some(port) = ahead.pop() {
+            for &id in &self.ports[port].sending {
+                if connections.insert(id) {
+                    ahead.extend(self.connections[id].path.iter().copied().filter(|&port| ports.insert(port)));
+                }
+            }
+        }
+        (ports, connections)
+    }
+
+    /// Progressive filling: the port with the least left for each of its flows is full first.
+    fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
+        let mut left: Vec<(PortId, f64, f64)> = ports
+            .iter()
+            .map(|&port| {
+                let PortState { port: Port { competitors, .. }, sending, .. } = &self.ports[port];
+                (port, self.capacity(port), competitors.at(self.now).max(0.0) + sending.len() as f64)
+            })
+            .collect();
+        let mut open = connections.clone();
+        while !open.is_empty() {
+            let each =
+                |&(_, capacity, flows): &(PortId, f64, f64)| if flows > 0.0 { capacity / flows } else { f64::INFINITY };
+            let carries = |port: PortId| self.ports[port].sending.iter().any(|id| open.contains(id));
+            let first = left.iter().filter(|(port, ..)| carries(*port)).min_by(|a, b| each(a).total_cmp(&each(b)));
+            let Some(&(full, ..)) = first else { break };
+            let share = first.map_or(0.0, each).max(0.0);
+            let fixed: Vec<ConnectionId> =
+                self.ports[full].sending.iter().copied().filter(|id| open.contains(id)).collect();
+            for id in fixed {
+                open.remove(&id);
+                self.connections[id].rate = share;
+                for (port, capacity, flows) in &mut left {
+                    if self.connections[id].path.contains(port) {
+                        (*capacity, *flows) = ((*capacity - share).max(0.0), *flows - 1.0);
+                    }
+                }
+            }
+        }
+        for &port in ports {
+            self.ports[port].load = self.ports[port].sending.iter().map(|&id| self.connections[id].rate).sum();
+        }
+    }
+
+    fn count_tokens(&mut self, port: PortId) {
+        let (now, rate) = (self.now, self.ports[port].port.rate.at(self.now));
+        let state = &mut self.ports[port];
+        if let Some(burst) = state.port.burst {
+            let gained = (rate - state.load) * (now - state.counted);
+            state.tokens = (state.tokens + gained).clamp(0.0, burst.bytes);
+        }
+        state.counted = now;
+    }
+
+    fn plan_tokens(&mut self, port: PortId) {
+        let rate = self.ports[port].port.rate.at(self.now);
+        let state = &mut self.ports[port];
+        state.plan += 1;
+        let (plan, drain) = (state.plan, state.load - rate);
+        if state.port.burst.is_some() && drain > 0.0 && state.tokens > LEAST_BYTES {
+            let at = self.now + state.tokens / drain;
+            self.push(at, Event::Empty { port, plan });
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What transfers take, against what can be worked out by hand.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use flexcomm_truth::coefficients::Tcp;
+use flexcomm_truth::network::{Burst, Happened, Network, Port};
+use flexcomm_truth::trace::{Step, Trace};
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+fn tcp() -> Tcp {
+    Tcp { stack_s: 0.0, ..Tcp::default() }
+}
+
+/// A window that nothing here uses up.
+fn wide() -> Tcp {
+    Tcp { initial_segments: 1e9, window_bytes: 1e15, ..tcp() }
+}
+
+fn port(rate: f64) -> Port {
+    Port { rate: Trace::constant(rate), competitors: Trace::constant(0.0), buffer: 1e12, burst: None }
+}
+
+fn network(tcp: Tcp, ports: Vec<Port>) -> Network<u32> {
+    Network::new(tcp, ports, ChaCha8Rng::seed_from_u64(1))
+}
+
+/// When each message arrives, in the order of arrival.
+fn arrivals(network: &mut Network<u32>) -> Vec<(u32, f64)> {
+    let mut all = Vec::new();
+    while let Some(Happened::Delivered(token)) = network.advance() {
+        all.push((token, network.now()));
+    }
+    all
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * (1.0 + b.abs())
+}
+
+#[test]
+fn a_message_takes_its_latency_and_its_bytes() {
+    let mut network = network(wide(), vec![port(1e6), port(1e9)]);
+    let connection = network.connect(vec![0, 1], Trace::constant(0.05), Trace::constant(0.05));
+    network.send(connection, 1e6, 1);
+    network.send(connection, 5e5, 2);
+    let times = arrivals(&mut network);
+    assert!(near(times[0].1, 1.05) && near(times[1].1, 1.55), "{times:?}");
+}
+
+#[test]
+fn connections_share_a_port_and_take_over_what_others_leave() {
+    let mut network = network(wide(), vec![port(1e6), port(1e6), port(1e6)]);
+    let none = || Trace::constant(0.0);
+    let (a, b) = (network.connect(vec![0, 1], none(), none()), network.connect(vec![0, 2], none(), none()));
+    network.send(a, 1e6, 1);
+    network.send(b, 5e5, 2);
+    // Half each until b has its half a megabyte, then a alone.
+    let times = arrivals(&mut network);
+    assert!(near(times[0].1, 1.0) && near(times[1].1, 1.5), "{times:?}");
+}
+
+#[test]
+fn what_another_port_holds_back_is_the_others() {
+    let mut network = network(wide(), vec![port(1e6), port(2e5), port(1e9)]);
+    let none = || Trace::constant(0.0);
+    let (slow, fast) = (network.connect(vec![0, 1], none(), none()), network.connect(vec![0, 2], none(), none()));
+    network.send(slow, 2e5, 1);
+    network.send(fast, 8e5, 2);
+    let times = arrivals(&mut network);
+    assert!(times.iter().all(|(_, at)| near(*at, 1.0)), "{times:?}");
+}
+
+#[test]
+fn a_rate_that_changes_and_competitors_count_from_their_moment() {
+    let falls = Trace::new(vec![Step { from: 0.0, value: 1e6 }, Step { from: 1.0, value: 1e5 }]).unwrap();
+    let joins = Trace::new(vec![Step { from: 0.0, value: 0.0 }, Step { from: 0.5, value: 1.0 }]).unwrap();
+    let mut network = network(wide(), vec![Port { rate: falls, competitors: joins, ..port(0.0) }]);
+    let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(connection, 8e5, 1);
+    // 0.5 s at 1 MB/s, 0.5 s at half of it, the rest at 50 kB/s.
+    assert!(near(arrivals(&mut network)[0].1, 2.0));
+}
+
+#[test]
+fn windows_double_per_round_trip_and_halve_while_idle() {
+    let (rtt, window) = (0.1, tcp().initial_window());
+    let mut network = network(tcp(), vec![port(1e12)]);
+    let connection = network.connect(vec![0], Trace::constant(rtt / 2.0), Trace::constant(rtt / 2.0));
+    // 1 + 2 + 4 windows: the last leaves after two round trips.
+    network.send(connection, 7.0 * window, 1);
+    assert!((arrivals(&mut network)[0].1 - 2.5 * rtt).abs() < 1e-6);
+    // At once the window of before is used; after seconds the first one again.
+    network.send(connection, 4.0 * window, 2);
+    let after = arrivals(&mut network)[0].1;
+    assert!((after - 2.5 * rtt - 1.0 * rtt).abs() < 0.6 * rtt, "{after}");
+    network.timer(after + 2.0, 9);
+    assert_eq!(network.advance(), Some(Happened::Timer(9)));
+    let began = network.now();
+    network.send(connection, 7.0 * window, 3);
+    assert!((arrivals(&mut network)[0].1 - began - 2.5 * rtt).abs() < 1e-6);
+}
+
+#[test]
+fn a_token_bucket_lets_its_credit_go_at_the_peak() {
+    let burst = Some(Burst { bytes: 9e5, peak: 1e6 });
+    let mut network = network(wide(), vec![Port { burst, ..port(1e5) }]);
+    let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(connection, 1.2e6, 1);
+    // The credit is used up after 1 s (0.9 MB and the 0.1 MB that came in); the rest goes at the rate.
+    assert!(near(arrivals(&mut network)[0].1, 3.0));
+}
+
+#[test]
+fn many_senders_to_one_overflow_a_small_queue() {
+    let run = |buffer: f64| {
+        let ports = (0..9).map(|i| Port { buffer: if i == 8 { buffer } else { 1e12 }, ..port(1e7) }).collect();
+        let mut network = network(tcp(), ports);
+        for i in 0..8 {
+            let connection = network.connect(vec![i, 8], Trace::constant(1e-4), Trace::constant(1e-4));
+            network.send(connection, 14_480.0, i as u32);
+        }
+        arrivals(&mut network).last().unwrap().1
+    };
+    let (deep, shallow) = (run(1e6), run(2e4));
+    assert!(deep < 0.013, "{deep}");
+    assert!(shallow > 0.2, "{shallow}: no sender lost its tail");
+}
+
+proptest! {
+    #[test]
+    fn no_port_carries_more_than_its_rate_and_all_arrives_in_order(
+        messages in prop::collection::vec((0usize..6, 1.0f64..1e6, 0.0f64..3.0), 1..40),
+        rates in prop::collection::vec(1e4f64..1e7, 6),
+        buffer in 1e4f64..1e7,
+    ) {
+        let ports = rates.iter().map(|&rate| Port { buffer, ..port(rate) }).collect();
+        let mut network = network(tcp(), ports);
+        let pairs = [(0, 3), (0, 4), (1, 4), (1, 5), (2, 3), (2, 5)];
+        let connections: Vec<_> = pairs
+            .iter()
+            .map(|&(up, down)| network.connect(vec![up, down], Trace::constant(1e-3), Trace::constant(2e-3)))
+            .collect();
+        let mut sorted = messages.clone();
+        sorted.sort_by(|a, b| a.2.total_cmp(&b.2));
+        for (token, &(_, _, at)) in sorted.iter().enumerate() {
+            network.timer(at, 1000 + token as u32);
+        }
+        let (mut arrived, mut last) = (Vec::new(), 0.0f64);
+        while let Some(happened) = network.advance() {
+            prop_assert!(network.now() >= last);
+            last = network.now();
+            match happened {
+                Happened::Timer(token) => {
+                    let token = token - 1000;
+                    let (pair, bytes, _) = sorted[token as usize];
+                    network.send(connections[pair], bytes, token);
+                }
+                Happened::Delivered(token) => arrived.push((token, network.now())),
+            }
+        }
+        prop_assert_eq!(arrived.len(), sorted.len());
+        for pair in 0..pairs.len() {
+            let order: Vec<u32> = arrived.iter().map(|a| a.0).filter(|&t| sorted[t as usize].0 == pair).collect();
+            prop_assert!(order.windows(2).all(|w| w[0] < w[1]), "{:?}", order);
+        }
+        for (port, rate) in rates.iter().enumerate() {
+            let uses = |token: u32| { let (up, down) = pairs[sorted[token as usize].0]; up == port || down == port };
+            let first = sorted.iter().enumerate().filter(|(t, _)| uses(*t as u32)).map(|(_, m)| m.2).next();
+            let bytes: f64 = arrived.iter().filter(|a| uses(a.0)).map(|a| sorted[a.0 as usize].1).sum();
+            let end = arrived.iter().filter(|a| uses(a.0)).map(|a| a.1).fold(0.0, f64::max);
+            if let Some(first) = first {
+                prop_assert!(end - first >= 0.999 * bytes / rate, "port {} carried {} bytes in {} s", port, bytes, end - first);
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_times(seed in any::<u64>()) {
+        let run = || {
+            let ports = (0..4).map(|_| Port { buffer: 3e4, ..port(1e6) }).collect();
+            let mut network = Network::new(tcp(), ports, ChaCha8Rng::seed_from_u64(seed));
+            for i in 0..3 {
+                let connection = network.connect(vec![i, 3], Trace::constant(1e-3), Trace::constant(1e-3));
+                network.send(connection, 1e5, i as u32);
+            }
+            arrivals(&mut network)
+        };
+        prop_assert_eq!(run(), run());
+    }
+}
