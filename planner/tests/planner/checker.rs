@@ -1,10 +1,13 @@
 //! The checker must refuse what is wrong: each case spoils a good outcome in one way.
 
 use crate::common::{Job, seconds};
-use flexcomm_domain::{Decision, Gain, JobId, Link, LinkMatrix, Strategy, Timestamp, Version};
+use flexcomm_domain::{
+    CompressionRatio, Decision, Gain, JobId, Link, LinkMatrix, Selector, Strategy, Timestamp, Version,
+};
 use flexcomm_optimizer::policy::TimeToQuality;
+use flexcomm_optimizer::{Profile, ProfilePoint};
 use flexcomm_planner::memory::{Blocked, Evidence, LinkSummary, Moving, Scope};
-use flexcomm_planner::{Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
+use flexcomm_planner::{Alternative, Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
 fn good() -> (Snapshot, Outcome, Timestamp) {
@@ -128,6 +131,34 @@ fn blocks_and_their_dwell_time_end_only_on_links_that_moved() {
     assert_eq!(found(1055, 1.2), ["blocked", "dwell"]);
     assert_eq!(found(900, 1.9), ["blocked"], "too late to explain anything");
     assert_eq!(found(900, 1.0 / 2.1), Vec::<&str>::new());
+}
+
+/// A live trial may have run one ratio: at the others time follows a table's curve, which the checker does not know.
+#[test]
+fn times_beyond_the_ratios_that_ran_may_follow_a_curve() {
+    let mut job = Job::new();
+    job.call();
+    job.wait(60.0);
+    let topk: Selector = "topk".parse().unwrap();
+    let ran = |ratio: f64| ProfilePoint {
+        cr: CompressionRatio::new(ratio).unwrap(),
+        gain: Gain::new(0.5).unwrap(),
+        t_comp_s: 0.002,
+        weight: 1.0,
+    };
+    for ratio in [0.1, 0.011, 0.001] {
+        let size = (job.s.gradient_values, job.s.ranks as usize);
+        let table = job.s.times.clone();
+        let profile = Profile::new(vec![ran(ratio)]).unwrap().with_curve(|cr| table.t_comp(topk, cr, size));
+        job.s.profiles.by_selector.insert(topk, profile);
+        for bandwidth in [10e9, 1e9, 0.05e9] {
+            job.network(0.001, bandwidth);
+            let outcome = decide(&job.s, job.now, &mut job.rng);
+            let own = |a: &&Alternative| a.strategy.selector() == topk;
+            assert!(outcome.report.alternatives.iter().filter(own).count() > 1);
+            assert_eq!(rules(&job.s, &outcome, job.now), Vec::<&str>::new(), "{ratio}, {bandwidth}");
+        }
+    }
 }
 
 #[test]
