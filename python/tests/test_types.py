@@ -5,8 +5,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 HERE = pathlib.Path(__file__).parents[1]
+# torch's own hints have changed: the package is checked against those of the torch that the tests are made with.
+PINNED = next(line[7:] for line in (HERE / "requirements-test.txt").read_text().splitlines() if line.startswith("torch=="))
+
+
+def release(version):
+    return [int(number) for number in version.split("+")[0].split(".")[:2]]
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +29,7 @@ def mypy(tmp_path_factory):
     return run
 
 
+@pytest.mark.skipif(release(torch.__version__) < release(PINNED), reason=f"torch {torch.__version__} has other hints")
 def test_the_package_has_no_type_errors(mypy):
     done = mypy("mypy", "--config-file", HERE / "pyproject.toml", "--cache-dir", mypy.folder / "cache", HERE / "flexcomm")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,13 +84,22 @@ def unknown_to_ddp():
             super().__init__()
             self.turn = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
 
+    def of_complex():
+        try:
+            return _wrapper.fits(ddp(Complex()))
+        except RuntimeError as error:
+            # Gloo of torch 2.5 sends no complex values: DDP itself refuses the model.
+            if "Invalid scalar type" not in str(error):
+                raise
+            return False
+
     frozen, thawed, part = ddp(network()), network(), network()
     frozen.module[0].bias.requires_grad_(False)
     thawed[0].bias.requires_grad_(False)
     thawed = ddp(thawed)
     thawed.module[0].bias.requires_grad_(True)
     part[0].bias.requires_grad_(False)
-    return [_wrapper.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed, ddp(Complex()))]
+    return [_wrapper.fits(m) for m in (ddp(network()), ddp(part), frozen, thawed)] + [of_complex()]
 
 
 def to_come(session, model):
