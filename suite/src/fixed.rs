@@ -68,10 +68,22 @@ pub struct Curve {
 /// One collective of a bucket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MeanRound {
-    /// `sum`, `gather`, or `broadcast`, from any rank in turn.
-    pub how: String,
+    /// Which.
+    pub how: Way,
     /// Of one rank's part.
     pub bytes: f64,
+}
+
+/// Which collective, whatever its elements and its root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// Parts add up.
+    Sum,
+    /// Every rank gets every rank's part.
+    Gather,
+    /// From any rank in turn.
+    Broadcast,
 }
 
 impl Curve {
@@ -83,10 +95,10 @@ impl Curve {
     /// The exchanges of a step.
     fn exchanged(&self, step: u64, world: usize) -> Vec<Exchanged> {
         let carried = |round: &MeanRound| {
-            let how = match round.how.as_str() {
-                "gather" => How::Gather,
-                "broadcast" => How::Broadcast((step % world as u64) as u32),
-                _ => How::Sum(Element::F32),
+            let how = match round.how {
+                Way::Gather => How::Gather,
+                Way::Broadcast => How::Broadcast((step % world as u64) as u32),
+                Way::Sum => How::Sum(Element::F32),
             };
             Carried { how, bytes: round.bytes.round() as usize }
         };
@@ -116,12 +128,12 @@ impl Means {
     }
 
     fn rounds(&self) -> Vec<Vec<MeanRound>> {
-        let name = |how: &How| match how {
-            How::Gather => "gather",
-            How::Broadcast(_) => "broadcast",
-            How::Sum(_) | How::Refused => "sum",
+        let way = |how: &How| match how {
+            How::Gather => Way::Gather,
+            How::Broadcast(_) => Way::Broadcast,
+            How::Sum(_) | How::Refused => Way::Sum,
         };
-        let mean = |(how, bytes): &(How, f64)| MeanRound { how: name(how).into(), bytes: bytes / self.steps.max(1.0) };
+        let mean = |(how, bytes): &(How, f64)| MeanRound { how: way(how), bytes: bytes / self.steps.max(1.0) };
         self.rounds.iter().map(|bucket| bucket.iter().map(mean).collect()).collect()
     }
 }

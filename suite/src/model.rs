@@ -2,6 +2,7 @@
 //!
 //! Parameters of all layers lie in one slice, a layer's weights before its biases; the gradient lies alike.
 
+use flexcomm_lab::worker::{cross_entropy, recognised};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 use rand::{Rng, SeedableRng};
@@ -81,7 +82,6 @@ impl Layer {
 pub struct Network {
     layers: Vec<Layer>,
     inputs: usize,
-    classes: usize,
     /// Of each layer's inputs, and of the outputs at last: batch x values.
     values: Vec<Vec<f32>>,
     deltas: Vec<Vec<f32>>,
@@ -101,12 +101,10 @@ fn matrix_mut(values: &mut [f32], rows: usize, cols: usize) -> ArrayViewMut2<'_,
 impl Network {
     /// Of layers whose sizes fit.
     pub fn new(inputs: usize, layers: Vec<Layer>) -> Self {
-        let classes = layers.iter().fold(inputs, |size, layer| layer.outputs(size));
         let count = layers.len();
         Self {
             layers,
             inputs,
-            classes,
             values: vec![Vec::new(); count + 1],
             deltas: vec![Vec::new(); count + 1],
             patches: vec![Vec::new(); count],
@@ -192,31 +190,17 @@ impl Network {
         }
     }
 
-    /// The loaded batch's mean cross-entropy by softmax; leaves the deltas of the outputs.
+    /// Of the loaded batch; leaves the deltas of the outputs.
     fn loss(&mut self, labels: &[u8]) -> f32 {
         let last = self.layers.len();
-        let (output, delta) = (&self.values[last], &mut self.deltas[last]);
-        delta.clear();
-        let (mut loss, scale) = (0.0, 1.0 / labels.len() as f32);
-        for (y, label) in output.chunks_exact(self.classes).zip(labels) {
-            let top = y.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f32 = y.iter().map(|v| (v - top).exp()).sum();
-            loss += sum.ln() + top - y[usize::from(*label)];
-            let start = delta.len();
-            delta.extend(y.iter().map(|v| (v - top).exp() / sum * scale));
-            delta[start + usize::from(*label)] -= scale;
-        }
-        loss * scale
+        cross_entropy(&self.values[last], labels, &mut self.deltas[last])
     }
 
     /// The mean loss of the loaded batch, and how many of it are recognised.
     pub fn evaluate(&mut self, parameters: &[f32], labels: &[u8]) -> Evaluated {
         self.forward(parameters);
         let loss = self.loss(labels);
-        let output = &self.values[self.layers.len()];
-        let best = |y: &[f32]| y.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-        let pairs = output.chunks_exact(self.classes).zip(labels);
-        let correct = pairs.filter(|(y, label)| best(y) == Some(usize::from(**label))).count();
+        let correct = recognised(&self.values[self.layers.len()], labels);
         Evaluated { loss, correct }
     }
 

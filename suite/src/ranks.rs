@@ -8,7 +8,7 @@ use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::MemoryKind;
 use flexcomm_domain::{Selection, Strategy};
 use flexcomm_exchange::{Bucket, HEAD_BYTES, Host, How, Leader, Param, Ran, Round, head};
-use flexcomm_lab::worker::{Images, Order};
+use flexcomm_lab::worker::{Images, Order, sgd_update};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
@@ -216,7 +216,7 @@ impl Ranks {
         let mut losses = 0.0;
         for (rank, images) in self.ranks.iter_mut().zip(&self.data.shards) {
             let positions = step * each as u64..(step + 1) * each as u64;
-            load(&mut self.network, images, positions.map(|at| rank.order.at(at)), &mut self.labels);
+            images.load_batch(positions.map(|at| rank.order.at(at)), self.network.input(), &mut self.labels);
             losses += f64::from(self.network.gradient(&self.parameters, &self.labels, &mut rank.gradient));
         }
         losses / self.recipe.world as f64
@@ -314,12 +314,7 @@ impl Ranks {
     fn update(&mut self, rate: f64, strategy: &Strategy) {
         let own = strategy.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
         let momentum = if own { 0.0 } else { self.recipe.momentum };
-        let state = self.parameters.iter_mut().zip(&mut self.velocity).zip(&self.mean);
-        for ((parameter, velocity), gradient) in state {
-            let next = momentum * *velocity + gradient;
-            *velocity = if next.abs() < f32::MIN_POSITIVE { 0.0 } else { next };
-            *parameter -= rate as f32 * *velocity;
-        }
+        sgd_update(&mut self.parameters, &mut self.velocity, &self.mean, rate as f32, momentum);
     }
 
     /// Over all images that are held out.
@@ -331,7 +326,7 @@ impl Ranks {
         for start in (0..images.len()).step_by(BATCH) {
             let batch = start..images.len().min(start + BATCH);
             let size = batch.len();
-            load(&mut self.network, images, batch, &mut self.labels);
+            images.load_batch(batch, self.network.input(), &mut self.labels);
             let Evaluated { loss: mean, correct: right } = self.network.evaluate(&self.parameters, &self.labels);
             (loss, correct) = (loss + f64::from(mean) * size as f64, correct + right);
         }
@@ -347,15 +342,4 @@ pub struct Test {
     pub loss: f64,
     /// Share that is recognised.
     pub accuracy: f64,
-}
-
-fn load(network: &mut Network, images: &Images, indices: impl Iterator<Item = usize>, labels: &mut Vec<u8>) {
-    let input = network.input();
-    input.clear();
-    labels.clear();
-    for index in indices {
-        let start = input.len();
-        input.resize(start + 784, 0.0);
-        labels.push(images.load(index, &mut input[start..]));
-    }
 }

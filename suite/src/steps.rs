@@ -31,8 +31,7 @@ pub fn codec(truth: &Coefficients, strategy: &Strategy, factor: f64) -> Result<C
         return Ok(CodecSeconds::default());
     }
     let text = strategy.spec().to_string();
-    let compressor = text.split('+').find(|part| !part.starts_with("nesterov")).unwrap_or(&text);
-    let name = compressor.split('(').next().unwrap_or(compressor);
+    let (compressor, name) = (text.split('+').next().unwrap_or_default(), strategy.spec().compressor().name);
     let found = truth.codec.get(compressor).or_else(|| truth.codec.get(name));
     let found =
         found.with_context(|| format!("the truth has no [codec.\"{compressor}\"] and no [codec.\"{name}\"]"))?;

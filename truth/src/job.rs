@@ -103,6 +103,17 @@ pub struct Software {
     pub byte_s: f64,
 }
 
+/// Which round of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RoundOf {
+    /// Of the step.
+    pub exchange: usize,
+    /// Of the exchange.
+    pub stage: usize,
+    /// Of the collective: [`Round::index`].
+    pub round: u32,
+}
+
 /// What events of the job and of others carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token<T> {
@@ -114,12 +125,8 @@ pub enum Token<T> {
     Message {
         /// Whom to.
         to: usize,
-        /// Of the step.
-        exchange: usize,
-        /// Of the exchange.
-        stage: usize,
-        /// Of the collective.
-        round: u32,
+        /// Of what.
+        of: RoundOf,
     },
     /// Anything else's.
     Other(T),
@@ -145,7 +152,7 @@ struct Rank {
     busy: bool,
     posted: bool,
     entered: bool,
-    arrived: BTreeMap<(usize, usize, u32), u32>,
+    arrived: BTreeMap<RoundOf, u32>,
     after: bool,
     done: bool,
 }
@@ -178,8 +185,8 @@ pub fn run<T: Copy>(
                 run.ranks[rank].busy = false;
                 run.exchange(rank);
             }
-            Some(Happened::Delivered(Token::Message { to, exchange, stage, round })) => {
-                *run.ranks[to].arrived.entry((exchange, stage, round)).or_default() += 1;
+            Some(Happened::Delivered(Token::Message { to, of })) => {
+                *run.ranks[to].arrived.entry(of).or_default() += 1;
                 run.exchange(to);
             }
             Some(Happened::Timer(Token::Other(token))) => others(run.network, Happened::Timer(token)),
@@ -277,7 +284,7 @@ impl<T: Copy> Run<'_, T> {
 
     fn leave_stage(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
-        (state.stage, state.entered, state.posted) = (state.stage + 1, false, false);
+        (state.stage, state.entered) = (state.stage + 1, false);
     }
 
     fn round(&mut self, rank: usize, program: &Program) -> bool {
@@ -286,20 +293,20 @@ impl<T: Copy> Run<'_, T> {
             self.leave_stage(rank);
             return true;
         };
+        let of = RoundOf { exchange, stage, round: what.index };
         if !posted {
             for send in &what.sends {
                 if let Some(connection) = self.mesh.to[rank][send.to] {
-                    let token = Token::Message { to: send.to, exchange, stage, round: what.index };
+                    let token = Token::Message { to: send.to, of };
                     self.network.send(connection, send.bytes, token);
                 }
             }
             self.ranks[rank].posted = true;
         }
-        let key = (exchange, stage, what.index);
-        if self.ranks[rank].arrived.get(&key).copied().unwrap_or(0) < what.receives {
+        if self.ranks[rank].arrived.get(&of).copied().unwrap_or(0) < what.receives {
             return false;
         }
-        self.ranks[rank].arrived.remove(&key);
+        self.ranks[rank].arrived.remove(&of);
         (self.ranks[rank].round, self.ranks[rank].posted) = (round + 1, false);
         self.busy(rank, self.software.round_s + self.software.byte_s * what.received_bytes);
         true

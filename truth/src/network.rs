@@ -145,6 +145,21 @@ pub struct Network<T> {
     connections: Vec<Connection<T>>,
 }
 
+/// What of a port is not given to a connection yet.
+struct Left {
+    port: PortId,
+    /// Bytes per second.
+    rate: f64,
+    /// Among so many, competitors counted.
+    flows: f64,
+}
+
+impl Left {
+    fn each(&self) -> f64 {
+        if self.flows > 0.0 { self.rate / self.flows } else { f64::INFINITY }
+    }
+}
+
 /// A byte less than this is none: what rounding leaves of a message.
 const LEAST_BYTES: f64 = 1e-3;
 
@@ -300,11 +315,10 @@ impl<T: Copy> Network<T> {
             return;
         }
         self.connections[id].state = State::Sending;
-        for at in 0..self.connections[id].path.len() {
-            let port = self.connections[id].path[at];
+        let path = self.connections[id].path.clone();
+        for &port in &path {
             self.ports[port].sending.insert(id);
         }
-        let path = self.connections[id].path.clone();
         self.share(&path);
     }
 
@@ -474,30 +488,24 @@ impl<T: Copy> Network<T> {
 
     /// Progressive filling: the port with the least left for each of its flows is full first.
     fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
-        let mut left: Vec<(PortId, f64, f64)> = ports
-            .iter()
-            .map(|&port| {
-                let PortState { port: Port { competitors, .. }, sending, .. } = &self.ports[port];
-                (port, self.capacity(port), competitors.at(self.now).max(0.0) + sending.len() as f64)
-            })
-            .collect();
+        let whole = |&port: &PortId| {
+            let PortState { port: Port { competitors, .. }, sending, .. } = &self.ports[port];
+            let flows = competitors.at(self.now).max(0.0) + sending.len() as f64;
+            Left { port, rate: self.capacity(port), flows }
+        };
+        let mut left: Vec<Left> = ports.iter().map(whole).collect();
         let mut open = connections.clone();
         while !open.is_empty() {
-            let each =
-                |&(_, capacity, flows): &(PortId, f64, f64)| if flows > 0.0 { capacity / flows } else { f64::INFINITY };
             let carries = |port: PortId| self.ports[port].sending.iter().any(|id| open.contains(id));
-            let first = left.iter().filter(|(port, ..)| carries(*port)).min_by(|a, b| each(a).total_cmp(&each(b)));
-            let Some(&(full, ..)) = first else { break };
-            let share = first.map_or(0.0, each).max(0.0);
+            let first = left.iter().filter(|left| carries(left.port)).min_by(|a, b| a.each().total_cmp(&b.each()));
+            let Some((full, share)) = first.map(|left| (left.port, left.each().max(0.0))) else { break };
             let fixed: Vec<ConnectionId> =
                 self.ports[full].sending.iter().copied().filter(|id| open.contains(id)).collect();
             for id in fixed {
                 open.remove(&id);
                 self.connections[id].rate = share;
-                for (port, capacity, flows) in &mut left {
-                    if self.connections[id].path.contains(port) {
-                        (*capacity, *flows) = ((*capacity - share).max(0.0), *flows - 1.0);
-                    }
+                for left in left.iter_mut().filter(|left| self.connections[id].path.contains(&left.port)) {
+                    (left.rate, left.flows) = ((left.rate - share).max(0.0), left.flows - 1.0);
                 }
             }
         }

@@ -62,6 +62,17 @@ impl Images {
         self.labels[index]
     }
 
+    /// Replaces a batch by these images, one after the other, and their labels.
+    pub fn load_batch(&self, indices: impl Iterator<Item = usize>, pixels: &mut Vec<f32>, labels: &mut Vec<u8>) {
+        pixels.clear();
+        labels.clear();
+        for index in indices {
+            let start = pixels.len();
+            pixels.resize(start + PIXELS, 0.0);
+            labels.push(self.load(index, &mut pixels[start..]));
+        }
+    }
+
     /// The training images `rank`, `rank + world`, ... of the files in `folder`, and how many there are in all.
     pub fn training_shard(folder: &Path, rank: usize, world: usize) -> Result<(Self, usize)> {
         read(folder, "train", usize::MAX, |i| i % world == rank)

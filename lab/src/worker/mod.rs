@@ -16,7 +16,9 @@ mod sync;
 pub use data::{DEFAULT_FOLDER, Images, Order};
 pub use job::Ended;
 pub use mesh::{FRAME_HEAD, MAX_WORLD, MeshError};
+pub use model::{cross_entropy, recognised};
 pub use report::BACKEND;
+pub use state::sgd_update;
 
 use anyhow::{Context, Result, bail, ensure};
 use exchange::Exchanger;

@@ -75,14 +75,7 @@ impl Network {
 
     /// Loads a batch of images.
     pub fn load(&mut self, images: &Images, indices: impl Iterator<Item = usize>) {
-        let input = &mut self.activations[0];
-        input.clear();
-        self.labels.clear();
-        for index in indices {
-            let start = input.len();
-            input.resize(start + PIXELS, 0.0);
-            self.labels.push(images.load(index, &mut input[start..]));
-        }
+        images.load_batch(indices, &mut self.activations[0], &mut self.labels);
     }
 
     fn forward(&mut self, parameters: &[f32]) {
@@ -112,22 +105,10 @@ impl Network {
         }
     }
 
-    /// Softmax and cross-entropy of the loaded batch: the mean loss; leaves the last layer's deltas.
+    /// Of the loaded batch; leaves the last layer's deltas.
     fn loss(&mut self) -> f32 {
-        let layers = self.shape.sizes.len();
-        let (output, delta) = (&self.activations[layers - 1], &mut self.deltas[layers - 1]);
-        delta.clear();
-        let scale = 1.0 / self.labels.len() as f32;
-        let mut loss = 0.0;
-        for (y, label) in output.chunks_exact(CLASSES).zip(&self.labels) {
-            let top = y.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f32 = y.iter().map(|v| (v - top).exp()).sum();
-            loss += sum.ln() + top - y[usize::from(*label)];
-            let start = delta.len();
-            delta.extend(y.iter().map(|v| (v - top).exp() / sum * scale));
-            delta[start + usize::from(*label)] -= scale;
-        }
-        loss * scale
+        let last = self.shape.sizes.len() - 1;
+        cross_entropy(&self.activations[last], &self.labels, &mut self.deltas[last])
     }
 
     /// Writes the gradient of the loaded batch's mean loss and answers that loss.
@@ -154,11 +135,31 @@ impl Network {
     /// How many of the loaded batch's images are recognised.
     pub fn correct(&mut self, parameters: &[f32]) -> usize {
         self.forward(parameters);
-        let output = &self.activations[self.shape.sizes.len() - 1];
-        let best = |y: &[f32]| y.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-        let pairs = output.chunks_exact(CLASSES).zip(&self.labels);
-        pairs.filter(|(y, label)| best(y) == Some(usize::from(**label))).count()
+        recognised(&self.activations[self.shape.sizes.len() - 1], &self.labels)
     }
+}
+
+/// Mean cross-entropy of a batch's outputs by softmax, an image's side by side; replaces `deltas` by its slopes.
+pub fn cross_entropy(outputs: &[f32], labels: &[u8], deltas: &mut Vec<f32>) -> f32 {
+    deltas.clear();
+    let scale = 1.0 / labels.len() as f32;
+    let mut loss = 0.0;
+    for (y, label) in outputs.chunks_exact(outputs.len() / labels.len()).zip(labels) {
+        let top = y.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = y.iter().map(|v| (v - top).exp()).sum();
+        loss += sum.ln() + top - y[usize::from(*label)];
+        let start = deltas.len();
+        deltas.extend(y.iter().map(|v| (v - top).exp() / sum * scale));
+        deltas[start + usize::from(*label)] -= scale;
+    }
+    loss * scale
+}
+
+/// How many of a batch's outputs are largest at their label.
+pub fn recognised(outputs: &[f32], labels: &[u8]) -> usize {
+    let best = |y: &[f32]| y.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
+    let pairs = outputs.chunks_exact(outputs.len() / labels.len()).zip(labels);
+    pairs.filter(|(y, label)| best(y) == Some(usize::from(**label))).count()
 }
 
 /// Adds the batch's outer products to the weights' gradient, and the deltas to the biases'.

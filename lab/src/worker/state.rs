@@ -21,16 +21,14 @@ pub struct Sgd {
     pub least_compute: Duration,
 }
 
-impl Sgd {
-    /// One update of slices of one length. A compressed gradient is 0 at most coordinates, where the velocity only decays:
-    /// after some 800 steps it would be subnormal and stay so, and processors take tens of times as long for such values.
-    fn update(&self, parameters: &mut [f32], velocity: &mut [f32], gradient: &[f32]) {
-        let state = parameters.iter_mut().zip(velocity).zip(gradient);
-        for ((parameter, velocity), gradient) in state {
-            let next = self.momentum * *velocity + gradient;
-            *velocity = if next.abs() < f32::MIN_POSITIVE { 0.0 } else { next };
-            *parameter -= self.lr * *velocity;
-        }
+/// One update by SGD of slices of one length. A compressed gradient is 0 at most coordinates, where the velocity only decays:
+/// after some 800 steps it would be subnormal and stay so, and processors take tens of times as long for such values.
+pub fn sgd_update(parameters: &mut [f32], velocity: &mut [f32], gradient: &[f32], lr: f32, momentum: f32) {
+    let state = parameters.iter_mut().zip(velocity).zip(gradient);
+    for ((parameter, velocity), gradient) in state {
+        let next = momentum * *velocity + gradient;
+        *velocity = if next.abs() < f32::MIN_POSITIVE { 0.0 } else { next };
+        *parameter -= lr * *velocity;
     }
 }
 
@@ -127,7 +125,7 @@ impl Training {
             ran => ran.map(|()| loss)?,
         };
         let before_update = Instant::now();
-        self.sgd.update(&mut self.parameters, &mut self.velocity, &self.mean);
+        sgd_update(&mut self.parameters, &mut self.velocity, &self.mean, self.sgd.lr, self.sgd.momentum);
         let compute = forward + before_update.elapsed();
         Ok(StepOutcome { costs: Costs { compute, step: started.elapsed(), ..exchange }, loss })
     }
@@ -183,10 +181,9 @@ mod tests {
 
     #[test]
     fn a_velocity_that_only_decays_ends_at_zero() {
-        let sgd = Sgd { batch: 1, lr: 0.1, momentum: 0.9, least_compute: Duration::ZERO };
         let (mut parameters, mut velocity) = ([1.0, 1.0], [1.0, -1.0]);
         for _ in 0..1000 {
-            sgd.update(&mut parameters, &mut velocity, &[0.0, 0.0]);
+            sgd_update(&mut parameters, &mut velocity, &[0.0, 0.0], 0.1, 0.9);
             assert!(velocity.iter().all(|v| !v.is_subnormal()), "{velocity:?}");
         }
         assert_eq!(velocity, [0.0, 0.0]);
