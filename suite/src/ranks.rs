@@ -7,7 +7,9 @@ use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::MemoryKind;
 use flexcomm_domain::{Selection, Strategy};
-use flexcomm_exchange::{Bucket, HEAD_BYTES, Host, How, Leader, Param, Ran, Round, head};
+use flexcomm_exchange::{
+    Bucket, ExchangeError, HEAD_BYTES, Host, How, LastRound, Leader, Param, Place, Ran, Round, head,
+};
 use flexcomm_lab::worker::{Images, Order, sgd_update};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -112,6 +114,31 @@ pub struct Stepped {
     pub loss: f64,
     /// By bucket.
     pub buckets: Vec<Exchanged>,
+}
+
+/// Where a rank other than the first ends its exchange: all read the same messages, so what they mean is worked out once. Sums
+/// change what a method remembers (PowerSGD's factors), so each rank reads its own.
+struct Follower;
+
+impl Place for Follower {
+    type Values<'a> = &'a [f32];
+    type Mean<'a> = ();
+    type Error = std::convert::Infallible;
+
+    fn compress(&self, of: &mut Bucket, values: &[f32], leader: Option<Leader>) -> Result<(), Self::Error> {
+        Host.compress(of, values, leader)
+    }
+
+    fn take(&self, of: &mut Bucket) -> Result<(), ExchangeError> {
+        Host.take(of)
+    }
+
+    fn mean(&self, of: &mut Bucket, last: &LastRound<'_>, (): ()) -> Result<Ran, ExchangeError> {
+        match last {
+            LastRound::Messages(_) => Ok(Ran::Good),
+            other => Host.mean(of, other, &mut vec![0.0; of.values()]),
+        }
+    }
 }
 
 /// One rank: what no other has.
@@ -247,11 +274,18 @@ impl Ranks {
             let arrived = round.split(CHECK, self.ranks.len(), &self.buffer);
             let arrived = arrived.map_err(|rank| anyhow::anyhow!("rank {rank} is in another step"))?;
             let mut next = round;
+            let mut mean = Some(&mut self.mean[range.clone()]);
             for rank in &mut self.ranks {
                 let bucket = &mut rank.buckets[bucket];
                 if !round.last {
                     next = bucket.next(&Host, &arrived)?;
-                } else if bucket.finish(&Host, &arrived, &mut self.mean[range.clone()])? != Ran::Good {
+                    continue;
+                }
+                let ran = match mean.take() {
+                    Some(mean) => bucket.finish(&Host, &arrived, mean)?,
+                    None => bucket.finish(&Follower, &arrived, ())?,
+                };
+                if ran != Ran::Good {
                     bail!("the ranks refuse the exchange of a bucket under {strategy}: {}", bucket.fault());
                 }
             }
