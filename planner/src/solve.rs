@@ -5,7 +5,7 @@ use crate::gains::{self, Powers};
 use crate::memory::LinkSummary;
 use crate::{Alternative, Measured, Memory, Snapshot, floor};
 use flexcomm_domain::{Link, LinkMatrix, Seconds, Strategy, Timestamp};
-use flexcomm_optimizer::{Evaluated, Load, Problem, ProblemError, Space, pareto, terms};
+use flexcomm_optimizer::{Evaluated, Evaluator, Load, Problem, ProblemError, Space, pareto, terms};
 
 /// One candidate with everything that ranks it.
 #[derive(Debug, Clone)]
@@ -95,7 +95,8 @@ pub(crate) fn price(
     let problem = s.problem(links, gains::profiles(s, &powers));
     let space = usable(s.space(), s.ranks);
     let calibration = Calibration::new(s, memory, &problem, now);
-    let modelled = problem.evaluate(&s.strategy())?;
+    let evaluator = Evaluator::new(&problem);
+    let modelled = evaluator.evaluate(&s.strategy())?;
     let scatter = steps.and_then(|m| m.scatter.as_ref());
     let current = match steps.zip(scatter) {
         Some((m, scatter)) => calibration.by_steps(&modelled, m, scatter),
@@ -108,7 +109,7 @@ pub(crate) fn price(
         let own = model.strategy == current.strategy;
         (if own { incumbent.clone() } else { calibration.believe(model) }, model_sync)
     };
-    let models = space.iter().filter_map(|x| problem.evaluate(x).ok());
+    let models = space.iter().filter_map(|x| evaluator.evaluate(x).ok());
     let (candidates, model_syncs): (Vec<Evaluated>, Vec<Seconds>) = models.map(believed).unzip();
     let front = pareto::front(&candidates);
     let priced = |what: Evaluated, model_sync: Seconds, on_front: bool| Priced {
