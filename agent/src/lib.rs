@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Pure: [`config`]'s checks, `orders`, `trainers/protocol`, `trainers/merge`, `spool/format`, `controller/sse`,
-//! `controller/backoff`, `probing/due`, `probing/budget` (but for its file). Only [`tc`] changes qdiscs.
+//! `controller/backoff`, `controller/pace`, `probing/due`, `probing/links`, `probing/looks`, `probing/grant`, `probing/budget` (but
+//! for its file). [`parts`] shows what simulations need of them. Only [`tc`] changes qdiscs.
 
 mod clock;
 pub mod config;
@@ -26,6 +27,20 @@ mod shaping;
 mod spool;
 pub mod tc;
 mod trainers;
+
+/// What decides without IO and without a clock of its own what an agent does and when: for simulations.
+pub mod parts {
+    pub use crate::config::{PROBE_SHARE, REPORT_INTERVAL};
+    pub use crate::controller::pace;
+    pub use crate::orders::{Action, Follower, MAX_GRANTS, Refusal};
+    pub use crate::probing::LOOK_EVERY;
+    pub use crate::probing::budget::{Account, Held};
+    pub use crate::probing::grant::{self, Failed, Prepared};
+    pub use crate::probing::links::{Links, Way, echo_addr};
+    pub use crate::probing::looks::{LATER, LIST_EVERY, Look, Looks};
+    pub use crate::trainers::merge::{Rejected, merge};
+    pub use crate::trainers::protocol::{Event, Session};
+}
 
 pub use config::{Config, ConfigError, Overrides, SAMPLE};
 pub use daemon::{AgentError, run};

@@ -9,7 +9,7 @@ pub(crate) const MAX_PEERS: usize = 1024;
 /// Most jobs with trainers on one node.
 pub(crate) const MAX_JOBS: usize = 64;
 /// Most grants at a time: they run one after the other.
-pub(crate) const MAX_GRANTS: usize = 64;
+pub const MAX_GRANTS: usize = 64;
 /// Grants remembered as used.
 const GRANTS_REMEMBERED: usize = 4096;
 /// Echo intervals are held within these, in ms: faster is a load, slower is no measurement.
@@ -19,7 +19,7 @@ const TRACE_S: (u64, u64) = (5, 86_400);
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Action {
+pub enum Action {
     /// Probe by this plan from now on.
     Probe(ProbePlan),
     /// Run this throughput test.
@@ -34,18 +34,32 @@ pub(crate) enum Action {
 
 /// Why orders were not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// Older than what is in force.
     #[error("follow orders of epoch {epoch}: epoch {in_force} is in force")]
-    Stale { epoch: u64, in_force: u64 },
+    Stale {
+        /// Of the orders.
+        epoch: u64,
+        /// What is.
+        in_force: u64,
+    },
     /// Over a limit.
     #[error("follow orders of epoch {epoch}: {count} {what}, at most {most} are followed")]
-    TooMany { epoch: u64, what: &'static str, count: usize, most: usize },
+    TooMany {
+        /// Of the orders.
+        epoch: u64,
+        /// Of which there are too many.
+        what: &'static str,
+        /// As many.
+        count: usize,
+        /// As are followed.
+        most: usize,
+    },
 }
 
 /// Follows the orders of one controller.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub struct Follower {
     node: NodeName,
     /// Least epoch that is accepted; none right after a registration.
     floor: Option<u64>,
@@ -55,22 +69,23 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    pub(crate) fn new(node: NodeName) -> Self {
+    /// Before the first orders.
+    pub fn new(node: NodeName) -> Self {
         Self { node, floor: None, current: None, used: BTreeSet::new(), used_in_order: VecDeque::new() }
     }
 
     /// A registration was answered: this controller's epochs count from here, also lower ones.
-    pub(crate) fn registered(&mut self) {
+    pub fn registered(&mut self) {
         self.floor = None;
     }
 
     /// The epoch in force; 0 before the first orders.
-    pub(crate) fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> u64 {
         self.current.as_ref().map_or(0, |orders| orders.epoch)
     }
 
     /// Takes orders over and says what they change. The same orders again change nothing.
-    pub(crate) fn accept(&mut self, mut orders: Orders) -> Result<Vec<Action>, Refusal> {
+    pub fn accept(&mut self, mut orders: Orders) -> Result<Vec<Action>, Refusal> {
         if let Some(in_force) = self.floor
             && orders.epoch < in_force
         {

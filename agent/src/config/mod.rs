@@ -12,6 +12,10 @@ use std::time::Duration;
 /// A commented file with every key; parsed by a test.
 pub const SAMPLE: &str = include_str!("sample.toml");
 
+/// Share of the link's capacity that throughput tests may take, where nothing else is said.
+pub const PROBE_SHARE: f64 = 0.01;
+/// How often a link is reported that does not change, where nothing else is said.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest configuration file, in bytes.
 const MAX_FILE: u64 = 256 * 1024;
 /// Least spool: a few seconds of telemetry of one rank.
@@ -280,9 +284,9 @@ impl Config {
             run_dir: folder("run_dir", raw.run_dir, "/run/flexcomm")?,
             socket_mode: mode(raw.socket_mode)?,
             state_dir: folder("state_dir", raw.state_dir, "/var/lib/flexcomm")?,
-            probe_share: range("probe_share", raw.probe_share.unwrap_or(0.01), 0.0001, 0.2)?,
+            probe_share: range("probe_share", raw.probe_share.unwrap_or(PROBE_SHARE), 0.0001, 0.2)?,
             spool_limit: spool_limit(raw.spool_limit_bytes)?,
-            report_interval: duration("report_interval", raw.report_interval, "1s", (0.05, 60.0))?,
+            report_interval: duration("report_interval", raw.report_interval, REPORT_INTERVAL, (0.05, 60.0))?,
             log: level(raw.log)?,
             metrics_listen: metrics(raw.metrics_listen)?,
             shaping: shaping(raw.shaping.unwrap_or_default())?,
@@ -391,10 +395,10 @@ fn spool_limit(bytes: Option<u64>) -> Result<u64, ConfigError> {
 fn duration(
     key: &'static str,
     text: Option<String>,
-    default: &str,
+    default: Duration,
     bounds: (f64, f64),
 ) -> Result<Duration, ConfigError> {
-    let text = text.unwrap_or_else(|| default.to_owned());
+    let Some(text) = text else { return Ok(default) };
     let seconds: Seconds = text.parse().map_err(|why: Invalid| value(key, &text, allowed(why)))?;
     range(key, seconds.get(), bounds.0, bounds.1).map(Duration::from_secs_f64)
 }
@@ -425,8 +429,13 @@ fn shaping(raw: RawShaping) -> Result<Shaping, ConfigError> {
         allow,
         interface: interfaces.into_iter().next(),
         allow_default_route: raw.allow_default_route.unwrap_or(false),
-        lease: duration("shaping.lease", raw.lease, "10s", (0.2, 3600.0))?,
-        controller_away: duration("shaping.controller_away", raw.controller_away, "60s", (1.0, 86400.0))?,
+        lease: duration("shaping.lease", raw.lease, Duration::from_secs(10), (0.2, 3600.0))?,
+        controller_away: duration(
+            "shaping.controller_away",
+            raw.controller_away,
+            Duration::from_secs(60),
+            (1.0, 86400.0),
+        )?,
     })
 }
 

@@ -3,6 +3,7 @@
 
 mod backoff;
 mod client;
+pub mod pace;
 mod sse;
 
 use crate::clock::now_us;
@@ -25,12 +26,6 @@ use tokio::sync::watch;
 
 /// Most bytes of reports in one batch; the controller reads at most 16 MiB.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
-/// Time from one delivery to the next, in which reports gather.
-const GATHER: Duration = Duration::from_millis(200);
-/// What is reported of the same moment is there within this time.
-const TOGETHER: Duration = Duration::from_millis(20);
-/// Heartbeats are held within these, whatever the controller asks for.
-const HEARTBEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// What is still spooled when the agent ends is delivered if that takes no longer than this.
 const LAST_DELIVERY: Duration = Duration::from_secs(1);
 
@@ -185,7 +180,7 @@ impl Link {
         self.reports.registered(registered.acked_seq).map_err(|error| unreachable(error.to_string()))?;
         self.metrics.registrations_total.inc();
         self.reconciler.registered();
-        Ok(Duration::from_millis(registered.heartbeat_ms).clamp(HEARTBEAT.0, HEARTBEAT.1))
+        Ok(pace::heartbeat(&registered))
     }
 
     async fn confirm(&self) {
@@ -294,8 +289,7 @@ impl Link {
                     backoff.reset();
                     most = MAX_BATCH;
                     self.reports.new.notified().await;
-                    // A report that comes alone goes at once, those that come in a stream together.
-                    tokio::time::sleep(GATHER.saturating_sub(delivered.elapsed()).max(TOGETHER)).await;
+                    tokio::time::sleep(pace::gather(delivered.elapsed())).await;
                 }
                 Err(Undelivered::TooMuch) => most = (most / 2).max(1),
                 Err(Undelivered::Call(error)) => match lost(error) {

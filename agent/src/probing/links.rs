@@ -1,15 +1,23 @@
 //! What is known of the links to the peers.
 
 use super::due::due;
-use super::flows::Way;
 use flexcomm_domain::{NodeName, Timestamp};
-use flexcomm_probes::edge::PeerSummary;
+use flexcomm_probes::echo::Loss;
 use flexcomm_probes::estimate::{Estimate, EstimatorConfig, LinkEstimator};
 use flexcomm_probes::trace::PathWatch;
 use flexcomm_wire::{EchoPeer, LinkReport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
+
+/// A peer's way as the echoes know it.
+#[derive(Debug, Clone, Copy)]
+pub struct Way {
+    /// Seconds, there and back; 0 when unknown.
+    pub round_trip_s: f64,
+    /// Of the peer's throughput server: its tests are no job.
+    pub throughput_port: u16,
+}
 
 struct Link {
     peer: EchoPeer,
@@ -19,13 +27,14 @@ struct Link {
 }
 
 /// One estimator per peer of the probe plan. Times are those of the monotonic clock.
-pub(crate) struct Links {
+pub struct Links {
     began: Instant,
     links: BTreeMap<NodeName, Link>,
 }
 
 impl Links {
-    pub(crate) fn new(began: Instant) -> Self {
+    /// Without peers.
+    pub fn new(began: Instant) -> Self {
         Self { began, links: BTreeMap::new() }
     }
 
@@ -34,7 +43,7 @@ impl Links {
     }
 
     /// Follows another plan; peers that stay where they are keep what is known.
-    pub(crate) fn set_peers(&mut self, peers: &[EchoPeer]) {
+    pub fn set_peers(&mut self, peers: &[EchoPeer]) {
         let mut old = std::mem::take(&mut self.links);
         for peer in peers {
             let kept = old.remove(&peer.node).filter(|link| link.peer == *peer);
@@ -48,16 +57,18 @@ impl Links {
         }
     }
 
-    pub(crate) fn peers(&self) -> Vec<EchoPeer> {
+    /// Those of the plan.
+    pub fn peers(&self) -> Vec<EchoPeer> {
         self.links.values().map(|link| link.peer.clone()).collect()
     }
 
-    pub(crate) fn peer(&self, node: &NodeName) -> Option<EchoPeer> {
+    /// One of them.
+    pub fn peer(&self, node: &NodeName) -> Option<EchoPeer> {
         self.links.get(node).map(|link| link.peer.clone())
     }
 
     /// What is known of the way to each peer's address; addresses of several peers are left out.
-    pub(crate) fn ways(&self, now: Instant) -> BTreeMap<IpAddr, Way> {
+    pub fn ways(&self, now: Instant) -> BTreeMap<IpAddr, Way> {
         let (at, mut ways, mut shared) = (self.at(now), BTreeMap::new(), BTreeSet::new());
         for link in self.links.values() {
             let addr = link.peer.addr.to_canonical();
@@ -78,7 +89,7 @@ impl Links {
     }
 
     /// A round trip. Samples that the estimator refuses are counted by it and change nothing.
-    pub(crate) fn echo(&mut self, from: SocketAddr, rtt_s: f64, now: Instant) {
+    pub fn echo(&mut self, from: SocketAddr, rtt_s: f64, now: Instant) {
         let at = self.at(now);
         let link = self.links.values_mut().find(|link| echo_addr(&link.peer) == from);
         if let Some(link) = link
@@ -89,7 +100,7 @@ impl Links {
     }
 
     /// A throughput test begins to share the link with the job.
-    pub(crate) fn test_begins(&mut self, node: &NodeName, now: Instant) {
+    pub fn test_begins(&mut self, node: &NodeName, now: Instant) {
         let at = self.at(now);
         if let Some(link) = self.links.get_mut(node) {
             link.estimator.test_begins(at);
@@ -97,7 +108,7 @@ impl Links {
     }
 
     /// It is over without a finding; [`Self::throughput`] says so by itself.
-    pub(crate) fn test_ends(&mut self, node: &NodeName, now: Instant) {
+    pub fn test_ends(&mut self, node: &NodeName, now: Instant) {
         let at = self.at(now);
         if let Some(link) = self.links.get_mut(node) {
             link.estimator.test_ends(at);
@@ -105,7 +116,7 @@ impl Links {
     }
 
     /// A throughput test's finding, towards the peer.
-    pub(crate) fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
+    pub fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
         let at = self.at(now);
         if let Some(link) = self.links.get_mut(node)
             && let Err(error) = link.estimator.throughput(at, bps)
@@ -115,7 +126,7 @@ impl Links {
     }
 
     /// Pieces of real streams. Returns how many were taken in; the others are impossible or from nobody we know.
-    pub(crate) fn transfers(&mut self, peer: IpAddr, samples: &[(u64, f64)], now: Instant) -> usize {
+    pub fn transfers(&mut self, peer: IpAddr, samples: &[(u64, f64)], now: Instant) -> usize {
         let at = self.at(now);
         let Some(link) = self.by_addr(peer) else { return 0 };
         let taken = samples
@@ -125,30 +136,34 @@ impl Links {
     }
 
     /// The largest bandwidth known to any peer: this node's capacity as far as it was seen, in bit/s.
-    pub(crate) fn capacity_bps(&self, now: Instant) -> f64 {
+    pub fn capacity_bps(&self, now: Instant) -> f64 {
         let at = self.at(now);
         let known = self.links.values().filter_map(|link| link.estimator.estimate(at).bandwidth);
         known.map(|b| b.get()).fold(0.0, f64::max)
     }
 
     /// A finished trace; the hops when they are news.
-    pub(crate) fn path(&mut self, node: &NodeName, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
+    pub fn path(&mut self, node: &NodeName, hops: Vec<Option<IpAddr>>) -> Option<Vec<Option<IpAddr>>> {
         self.links.get_mut(node)?.path.observe(hops)
     }
 
     /// The reports that are due. When one is due by time alone, those that soon will be go along: each delivery costs
     /// agent and controller more than what is in it.
-    pub(crate) fn reports(&mut self, summaries: &[PeerSummary], now: Instant, interval: Duration) -> Vec<LinkReport> {
+    pub fn reports(
+        &mut self,
+        losses: &BTreeMap<SocketAddr, Loss>,
+        now: Instant,
+        interval: Duration,
+    ) -> Vec<LinkReport> {
         let at = self.at(now);
-        let by_addr: BTreeMap<SocketAddr, &PeerSummary> = summaries.iter().map(|s| (s.peer, s)).collect();
         let waited = |link: &Link| link.reported.as_ref().map_or(Duration::MAX, |(when, _)| now.duration_since(*when));
-        let is_reported = |link: &Link| link.reported.is_some() && by_addr.contains_key(&echo_addr(&link.peer));
+        let is_reported = |link: &Link| link.reported.is_some() && losses.contains_key(&echo_addr(&link.peer));
         let round = self.links.values().any(|link| is_reported(link) && waited(link) >= interval);
         let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {
-            let Some(summary) = by_addr.get(&echo_addr(&link.peer)) else { continue };
-            let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), summary) else { continue };
+            let Some(loss) = losses.get(&echo_addr(&link.peer)) else { continue };
+            let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), loss) else { continue };
             if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
                 due_now.push(report);
@@ -159,12 +174,12 @@ impl Links {
 }
 
 /// Where a peer answers echoes.
-pub(crate) fn echo_addr(peer: &EchoPeer) -> SocketAddr {
+pub fn echo_addr(peer: &EchoPeer) -> SocketAddr {
     SocketAddr::new(peer.addr, peer.echo_port)
 }
 
 /// None before the first round trip: there is nothing to say.
-fn report(peer: &NodeName, estimate: &Estimate, seen: &PeerSummary) -> Option<LinkReport> {
+fn report(peer: &NodeName, estimate: &Estimate, loss: &Loss) -> Option<LinkReport> {
     let share = |x: f64| if x.is_finite() { x.clamp(0.0, 1.0) } else { 0.0 };
     Some(LinkReport {
         peer: peer.clone(),
@@ -176,16 +191,14 @@ fn report(peer: &NodeName, estimate: &Estimate, seen: &PeerSummary) -> Option<Li
         bandwidth_age_ms: estimate.bandwidth_age.map_or(0.0, |age| age.get() * 1e3),
         jitter_us: estimate.jitter.get() * 1e6,
         // With too few answers to tell the ways apart, a request without an answer counts as lost on the way out.
-        loss_out: share(seen.summary.loss_out.unwrap_or(seen.summary.loss)),
-        loss_back: share(seen.summary.loss_back.unwrap_or(0.0)),
+        loss_out: share(loss.out.unwrap_or(loss.share())),
+        loss_back: share(loss.back.unwrap_or(0.0)),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_probes::echo::{Prober, ProberLimits};
-    use flexcomm_probes::{Nanos, Token};
 
     fn peer(name: &str, last: u8) -> EchoPeer {
         EchoPeer { node: name.parse().unwrap(), addr: [10, 0, 0, last].into(), echo_port: 7071, throughput_port: 7072 }
@@ -197,17 +210,11 @@ mod tests {
         let mut links = Links::new(began);
         links.set_peers(&[peer("b", 1), peer("c", 2)]);
         let second = Duration::from_secs(1);
-        let summary = |peer: &EchoPeer| PeerSummary {
-            peer: echo_addr(peer),
-            summary: Prober::new(Token::new("0123456789abcdef").unwrap().echo_key(), 1, ProberLimits::default())
-                .summary(Nanos(0)),
-            send_error: None,
-        };
         let mut round = |ms: u64, heard: &[EchoPeer]| {
             let now = began + Duration::from_millis(ms);
             heard.iter().for_each(|p| links.echo(echo_addr(p), 0.004, now));
-            let summaries: Vec<_> = heard.iter().map(summary).collect();
-            links.reports(&summaries, now, second).into_iter().map(|r| r.peer.to_string()).collect::<String>()
+            let losses = heard.iter().map(|peer| (echo_addr(peer), Loss::default())).collect();
+            links.reports(&losses, now, second).into_iter().map(|r| r.peer.to_string()).collect::<String>()
         };
         assert_eq!(round(100, &[peer("b", 1)]), "b");
         let both = [peer("b", 1), peer("c", 2)];

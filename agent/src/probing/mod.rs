@@ -1,22 +1,25 @@
 //! Following the probe plan: echo to every peer, granted throughput tests one at a time, traces.
 
-mod budget;
+pub(crate) mod budget;
 mod due;
 mod flows;
-mod links;
+pub mod grant;
+pub(crate) mod links;
+pub(crate) mod looks;
 
 use crate::config::{Config, Secret};
 use crate::metrics::Metrics;
 use crate::reports::ReportLog;
-use budget::{Budget, Held};
+use budget::Budget;
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
     EchoEvent, EchoProber, EchoResponder, EchoSettings, MeasureError, SpawnError, ThroughputServer,
     measure_throughput_until, trace_route,
 };
-use flexcomm_probes::throughput::{Direction, Plan, ThroughputResult};
+use flexcomm_probes::throughput::{Plan, ThroughputResult};
 use flexcomm_probes::trace::TracePlan;
-use flexcomm_wire::{EchoPeer, MAX_TEST_S, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
+use flexcomm_wire::{EchoPeer, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
+use grant::{Failed, Prepared};
 use links::{Links, echo_addr};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -26,11 +29,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// How often it is looked whether a link's report is due.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Grants that wait for their turn; the controller gives one per node at a time.
 const MAX_WAITING: usize = 64;
-/// Part of a grant's validity that is left for connecting and reporting, in seconds.
-const MARGIN_S: f64 = 0.5;
 
 /// Why probing could not start.
 #[derive(Debug, thiserror::Error)]
@@ -230,8 +231,8 @@ impl Echo {
     }
 
     fn report(&self) {
-        let summaries = self.prober.summaries();
-        let due = lock(&self.links).reports(&summaries, Instant::now(), self.interval);
+        let losses = self.prober.losses();
+        let due = lock(&self.links).reports(&losses, Instant::now(), self.interval);
         due.into_iter().for_each(|report| self.reports.push(ReportBody::Link(report)));
     }
 }
@@ -247,30 +248,10 @@ struct Tests {
     quit: Arc<AtomicBool>,
 }
 
-/// A test that may begin.
-struct Prepared {
-    peer: EchoPeer,
-    plan: Plan,
-    /// Of the budget.
-    held: Held,
-}
-
-/// A test that brought nothing, and how many bytes it spent at most.
-struct Failed {
-    why: String,
-    bytes: u64,
-}
-
-impl Failed {
-    fn before(why: impl ToString) -> Self {
-        Self { why: why.to_string(), bytes: 0 }
-    }
-
-    /// Without a connection that knows the token nothing was sent; else anything may have been.
-    fn during(error: MeasureError, budget_bytes: u64) -> Self {
-        let none = matches!(error, MeasureError::Connect { .. } | MeasureError::Refused(_) | MeasureError::Impostor);
-        Self { why: error.to_string(), bytes: if none { 0 } else { budget_bytes } }
-    }
+/// Without a connection that knows the token nothing was sent; else anything may have been.
+fn failed(error: MeasureError, budget_bytes: u64) -> Failed {
+    let none = matches!(error, MeasureError::Connect { .. } | MeasureError::Refused(_) | MeasureError::Impostor);
+    Failed { why: error.to_string(), bytes: if none { 0 } else { budget_bytes } }
 }
 
 impl Tests {
@@ -280,14 +261,14 @@ impl Tests {
                 Ok(Prepared { peer, plan, held }) => {
                     self.store().await;
                     let outcome = self.measure(peer, plan).await;
-                    let report = report(&grant, &outcome);
-                    self.account(held, &report);
+                    let report = grant::report(&grant, &outcome);
+                    grant::settle(&report, held, &mut lock(&self.links), &mut self.budget.account, Instant::now());
                     self.store().await;
                     report
                 }
                 Err(failed) => {
                     self.metrics.grants_unused_total.inc();
-                    report(&grant, &Err(failed))
+                    grant::report(&grant, &Err(failed))
                 }
             };
             self.finish_test(report);
@@ -296,17 +277,8 @@ impl Tests {
 
     /// Whether and how a grant is used.
     fn prepare(&mut self, received: Instant, grant: &ThroughputGrant) -> Result<Prepared, Failed> {
-        let peer = lock(&self.links).peer(&grant.peer);
-        let peer = peer.ok_or_else(|| Failed::before("the peer is not in the probe plan"))?;
-        let left_s = grant.valid_ms as f64 * 1e-3 - received.elapsed().as_secs_f64() - MARGIN_S;
-        if left_s <= 0.2 {
-            return Err(Failed::before("the grant has expired"));
-        }
-        let time_limit_s = (left_s / 2.0).clamp(0.1, MAX_TEST_S);
-        let plan = Plan::new(1, grant.budget_bytes, time_limit_s, Direction::Both).map_err(Failed::before)?;
-        let held = self.budget.hold(self.began.elapsed().as_secs_f64(), grant.budget_bytes / 2);
-        let held = held.map_err(|wait| Failed::before(format!("probe_share is used up for {wait:.0} s")))?;
-        Ok(Prepared { peer, plan, held })
+        let now_s = self.began.elapsed().as_secs_f64();
+        grant::prepare(grant, received.elapsed(), &lock(&self.links), &mut self.budget.account, now_s)
     }
 
     async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
@@ -315,7 +287,7 @@ impl Tests {
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
         let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;
         let measured = measured.map_err(|error| Failed { why: error.to_string(), bytes: plan.budget_bytes() })?;
-        measured.map_err(|error| Failed::during(error, plan.budget_bytes()))
+        measured.map_err(|error| failed(error, plan.budget_bytes()))
     }
 
     fn finish_test(&self, report: ThroughputReport) {
@@ -330,18 +302,6 @@ impl Tests {
         self.reports.push(ReportBody::Throughput(report));
     }
 
-    fn account(&mut self, held: Held, report: &ThroughputReport) {
-        let mut links = lock(&self.links);
-        match report.out_bps {
-            Some(bps) => links.throughput(&report.peer, bps, Instant::now()),
-            None => links.test_ends(&report.peer, Instant::now()),
-        }
-        let out = report.out_bytes.unwrap_or(report.bytes);
-        // A test that failed counts with all that it may have sent.
-        let dearer = out.max(report.bytes.saturating_sub(out));
-        self.budget.settle(held, dearer, links.capacity_bps(Instant::now()));
-    }
-
     /// Some milliseconds, and once in many seconds: the test waits for it on purpose.
     async fn store(&self) {
         let budget = self.budget.clone();
@@ -350,31 +310,6 @@ impl Tests {
             Ok(Err(error)) => tracing::warn!("failed to store the account of probing: {error}"),
             Err(error) => tracing::warn!("failed to store the account of probing: {error}"),
         }
-    }
-}
-
-fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed>) -> ThroughputReport {
-    let believable = |bps: Option<f64>| bps.filter(|bps| bps.is_finite() && *bps > 0.0);
-    let (grant, peer) = (grant.id, grant.peer.clone());
-    match outcome {
-        Ok(result) => ThroughputReport {
-            grant,
-            peer,
-            out_bps: believable(result.out_bps()),
-            back_bps: believable(result.back_bps()),
-            bytes: result.bytes(),
-            out_bytes: Some(result.out.map_or(0, |way| way.sent_bytes)),
-            error: None,
-        },
-        Err(failed) => ThroughputReport {
-            grant,
-            peer,
-            out_bps: None,
-            back_bps: None,
-            bytes: failed.bytes,
-            out_bytes: None,
-            error: Some(failed.why.clone()),
-        },
     }
 }
 

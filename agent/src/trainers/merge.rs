@@ -11,7 +11,7 @@ const MAX_TRIAL_MS: u64 = 3_600_000;
 
 /// A part of new orders that was not taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Rejected {
+pub enum Rejected {
     /// Older than what trainers have, or another one of the same version.
     StaleDecision(String),
     /// Strategy or digest wrong.
@@ -22,7 +22,7 @@ pub(crate) enum Rejected {
 
 /// The orders to send: never an older decision, never an unchecked one. A decision that is missing from the new
 /// orders stays; a trial that is missing is over.
-pub(crate) fn merge(sent: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<Rejected>) {
+pub fn merge(sent: &JobOrders, last_trial: u64, new: &JobOrders) -> (JobOrders, Vec<Rejected>) {
     let mut rejected = Vec::new();
     let mut merged = JobOrders { job: sent.job.clone(), decision: sent.decision.clone(), trial: None };
     if let Some(decision) = &new.decision {

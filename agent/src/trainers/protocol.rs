@@ -8,13 +8,18 @@ const MAX_SAMPLES: usize = 4096;
 
 /// What a line asks of the agent.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Event {
+pub enum Event {
     /// A valid hello.
     Joined(JobSeen),
     /// Something for the controller.
     Report(ReportBody),
     /// Passive samples of a link: bytes, seconds.
-    Transfers { peer: IpAddr, samples: Vec<(u64, f64)> },
+    Transfers {
+        /// The other end.
+        peer: IpAddr,
+        /// Each.
+        samples: Vec<(u64, f64)>,
+    },
     /// A message whose values cannot be believed; the connection goes on.
     Rejected(String),
     /// An orderly end.
@@ -23,20 +28,24 @@ pub(crate) enum Event {
 
 /// One connection.
 #[derive(Debug, Default)]
-pub(crate) struct Session {
+pub struct Session {
     seen: Option<JobSeen>,
 }
 
 impl Session {
     /// Who is there, once a hello was accepted.
-    pub(crate) fn seen(&self) -> Option<&JobSeen> {
+    pub fn seen(&self) -> Option<&JobSeen> {
         self.seen.as_ref()
     }
 
     /// Reads one line. An error is the reason with which the connection is refused.
     pub(crate) fn line(&mut self, line: &[u8]) -> Result<Event, String> {
-        let message: FromTrainer =
-            serde_json::from_slice(line).map_err(|error| format!("a line is not a known message: {error}"))?;
+        let message = serde_json::from_slice(line);
+        self.message(message.map_err(|error| format!("a line is not a known message: {error}"))?)
+    }
+
+    /// Takes one message.
+    pub fn message(&mut self, message: FromTrainer) -> Result<Event, String> {
         let Some(seen) = &self.seen else {
             let FromTrainer::Hello(hello) = message else {
                 return Err("the first line must be a hello".to_owned());

@@ -9,10 +9,12 @@
 mod packet;
 mod prober;
 mod responder;
+mod turns;
 
 pub use packet::{Body, LEN, Malformed, Packet};
-pub use prober::{EchoSample, EchoSummary, Prober, ProberLimits, ReceiveError, Received};
+pub use prober::{EchoSample, EchoSummary, Loss, Prober, ProberLimits, ReceiveError, Received};
 pub use responder::{Answer, COOKIE_PERIOD_S, MAX_SESSIONS, Refused, Responder, ResponderStats};
+pub use turns::{next_turn, turn};
 
 #[cfg(test)]
 mod tests;

@@ -60,6 +60,26 @@ pub enum ReceiveError {
     Unexpected(u64),
 }
 
+/// Loss over the window.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Loss {
+    /// Requests that were answered or given up.
+    pub sent: u64,
+    /// Of those, answered.
+    pub answered: u64,
+    /// Share lost on the way out; absent while fewer than two answers allow to tell.
+    pub out: Option<f64>,
+    /// Share of the answers lost on the way back.
+    pub back: Option<f64>,
+}
+
+impl Loss {
+    /// Share of requests without an answer, 0 to 1.
+    pub fn share(&self) -> f64 {
+        if self.sent == 0 { 0.0 } else { (self.sent - self.answered) as f64 / self.sent as f64 }
+    }
+}
+
 /// Latency, jitter and loss over the window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EchoSummary {
@@ -200,23 +220,29 @@ impl Prober {
         }
     }
 
-    /// What the window says at `now`.
-    pub fn summary(&mut self, now: Nanos) -> EchoSummary {
+    /// What the window says of losses at `now`: a part of [`Self::summary`] that costs little.
+    pub fn loss(&mut self, now: Nanos) -> Loss {
         self.expire(now);
         self.trim(now);
+        let count = |is: fn(&State) -> bool| self.window.iter().filter(|entry| is(&entry.state)).count() as u64;
+        let answered = count(|state| matches!(state, State::Answered { .. }));
+        let (out, back) = self.directions();
+        Loss { sent: answered + count(|state| *state == State::Lost), answered, out, back }
+    }
+
+    /// What the window says at `now`.
+    pub fn summary(&mut self, now: Nanos) -> EchoSummary {
+        let loss = self.loss(now);
         let samples: Vec<EchoSample> = self.window.iter().filter_map(answered).collect();
         let column = |pick: fn(&EchoSample) -> f64| samples.iter().map(pick).collect::<Vec<f64>>();
         let (out, back) = (column(|s| s.out_offset_s), column(|s| s.back_offset_s));
-        let given_up = self.window.iter().filter(|entry| entry.state == State::Lost).count() as u64;
-        let sent = samples.len() as u64 + given_up;
-        let (loss_out, loss_back) = self.directions();
         EchoSummary {
             rtt: Summary::of(&column(|s| s.rtt_s)),
-            sent,
-            answered: samples.len() as u64,
-            loss: if sent == 0 { 0.0 } else { given_up as f64 / sent as f64 },
-            loss_out,
-            loss_back,
+            sent: loss.sent,
+            answered: loss.answered,
+            loss: loss.share(),
+            loss_out: loss.out,
+            loss_back: loss.back,
             jitter_out_s: compared(&out, jitter),
             jitter_back_s: compared(&back, jitter),
             excess_out_s: compared(&out, excess),

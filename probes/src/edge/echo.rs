@@ -5,9 +5,11 @@ use super::udp::Stamped;
 use super::wake::{Bell, Owner};
 use super::{SystemError, monotonic, system};
 use crate::auth::Key;
-use crate::echo::{EchoSample, EchoSummary, LEN, Prober, ProberLimits, Received, Responder, ResponderStats};
+use crate::echo::{
+    EchoSample, EchoSummary, LEN, Loss, Prober, ProberLimits, Received, Responder, ResponderStats, next_turn, turn,
+};
 use crate::{ECHO_PRIORITY, ECHO_TOS, Nanos, Token};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,9 +19,6 @@ use tokio::sync::mpsc;
 pub(super) const MAX_PEERS: usize = 4096;
 /// Events that wait for a reader; when it does not read, newer ones are dropped.
 const EVENT_QUEUE: usize = 4096;
-/// So many peers have their turn at the same moment: waking up costs more than asking. Their requests take less than a
-/// kilobyte, so that the last waits for the others 2 ms at 4 Mbit/s.
-const TOGETHER: usize = 4;
 /// Shortest time between two echoes to the same peer, seconds.
 const MIN_INTERVAL_S: f64 = 0.001;
 /// The first request only fetches a cookie; the one after follows this much later at most, seconds.
@@ -188,7 +187,7 @@ impl EchoProber {
         sessions.retain(|_, peer| targets.contains_key(peer));
         let now = monotonic();
         for (i, peer) in wanted.iter().enumerate() {
-            let turn = (i - i % TOGETHER) as f64 / wanted.len() as f64;
+            let turn = turn(i, wanted.len());
             let target = targets.entry(*peer).or_insert_with(|| {
                 let session = rand::random();
                 sessions.insert(session, *peer);
@@ -218,6 +217,12 @@ impl EchoProber {
             send_error: target.send_error.clone(),
         });
         each.collect()
+    }
+
+    /// Every peer's losses, as they are now.
+    pub fn losses(&self) -> BTreeMap<SocketAddr, Loss> {
+        let now = monotonic();
+        lock(&self.shared).targets.iter_mut().map(|(peer, target)| (*peer, target.prober.loss(now))).collect()
     }
 
     /// One peer's window.
@@ -284,14 +289,6 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
     until
 }
 
-/// When the turn comes next, at least half an interval from now: late rounds are left out, not caught up, since a burst would
-/// measure its own queue. Intervals begin at the same moment for all, so that those who share a turn go on sharing it.
-fn next_turn(now: Nanos, turn: f64, interval_s: f64) -> Nanos {
-    let (interval, offset) = ((interval_s * 1e9) as u64, (turn * interval_s * 1e9) as u64);
-    let rounds = (now.0 + interval / 2).saturating_sub(offset).div_ceil(interval.max(1));
-    Nanos(rounds * interval + offset)
-}
-
 fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target) {
     let bytes = target.prober.send(monotonic());
     target.prober.sent_at(monotonic());
@@ -324,20 +321,4 @@ fn take(shared: &mut Shared, at: Nanos, bytes: &[u8], events: &mpsc::Sender<Echo
 fn emit(events: &mpsc::Sender<EchoEvent>, event: EchoEvent) {
     // A closed channel means that nobody wants events; a full one that somebody is late.
     let _ = events.try_send(event);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_turn_keeps_its_place_whatever_moved_it() {
-        let second = 1_000_000_000;
-        for late in [0, 1, 99_999_999] {
-            assert_eq!(next_turn(Nanos(7 * second + late), 0.0, 0.2), Nanos(7 * second + second / 5), "{late}");
-        }
-        assert_eq!(next_turn(Nanos(7 * second + 100_000_001), 0.0, 0.2), Nanos(7 * second + 2 * second / 5));
-        assert_eq!(next_turn(Nanos(7 * second + 50_000_000), 0.25, 0.2), Nanos(7 * second + 250_000_000));
-        assert_eq!(next_turn(Nanos(0), 0.5, 0.2), Nanos(100_000_000));
-    }
 }
