@@ -1,9 +1,9 @@
 //! The training process's side of flexcomm.
 //!
 //! [`Control`] makes all ranks of a job change at the same step. [`Client`] holds the agent's socket by threads of its own: it
-//! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Reporter`] gathers a rank's steps, switches and trials into
-//! those reports. [`Trial`] averages what candidates show that are tried on the live job. Nothing here ever makes a training step wait
-//! for agent or controller.
+//! carries reports, and puts what the agent orders into an [`OrdersSlot`]. [`Telemetry`] gathers a rank's steps, switches and trials
+//! into those reports, and [`Reporter`] sends them. [`Trial`] averages what candidates show that are tried on the live job. Nothing
+//! here ever makes a training step wait for agent or controller.
 
 mod agreement;
 mod answer;
@@ -14,6 +14,7 @@ mod message;
 mod orders;
 mod pace;
 mod report;
+mod telemetry;
 mod trial;
 
 pub use agreement::{Agreement, Change, Disagreement, InForce, Offer, Tick, TrialTick};
@@ -23,5 +24,6 @@ pub use control::{Control, ControlError};
 pub use costs::Costs;
 pub use message::{AbortCause, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, Plan, TrialPlan};
 pub use orders::{News, OrdersSlot};
-pub use report::{LEAST_GAIN, Reporter};
+pub use report::Reporter;
+pub use telemetry::{LEAST_GAIN, Telemetry};
 pub use trial::{Measured, Trial};

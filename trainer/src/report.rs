@@ -1,13 +1,11 @@
-//! Telemetry: gathers steps, and hands them to the agent's client a few at a time; completes a trial's report by its shadow trials.
+//! Hands a rank's telemetry to the agent's client, by this process's clock.
 
 use crate::agreement::InForce;
 use crate::client::Client;
 use crate::orders::OrdersSlot;
-use crate::pace::Pace;
+use crate::telemetry::Telemetry;
 use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
-use flexcomm_wire::{
-    AppliedReport, FromTrainer, MAX_STEPS, MAX_TEXT, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
-};
+use flexcomm_wire::{FromTrainer, StepRecord, TrialReport};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -15,36 +13,18 @@ use std::time::{Duration, Instant};
 /// How long the end of the job waits for the agent to take the last reports.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Least gain in a report: gain is a share above 0, and a rank whose own part was empty still reports.
-pub const LEAST_GAIN: f64 = 1e-9;
-
 /// A rank's reports. Without an agent they go nowhere.
 #[derive(Debug)]
 pub struct Reporter {
     client: Option<Client>,
-    job: JobId,
-    rank: Rank,
-    pending: Vec<StepRecord>,
-    running: Option<(Version, Strategy)>,
-    pace: Pace,
-    last_flush: Instant,
-    /// The newest trial's, which its shadows complete.
-    trial: Option<TrialReport>,
+    telemetry: Telemetry,
+    clock: Instant,
 }
 
 impl Reporter {
     /// Not connected yet.
     pub fn new(job: JobId, rank: Rank) -> Self {
-        Self {
-            client: None,
-            job,
-            rank,
-            pending: Vec::new(),
-            running: None,
-            pace: Pace::default(),
-            last_flush: Instant::now(),
-            trial: None,
-        }
+        Self { client: None, telemetry: Telemetry::new(job, rank), clock: Instant::now() }
     }
 
     /// From now on to this agent.
@@ -62,63 +42,35 @@ impl Reporter {
         self.client.as_ref().map(Client::orders)
     }
 
-    fn send(&self, message: FromTrainer) {
+    fn send(&self, messages: impl IntoIterator<Item = FromTrainer>) {
         if let Some(client) = &self.client {
-            client.send(message);
+            messages.into_iter().for_each(|message| client.send(message));
         }
     }
 
     /// Takes in a step that ran this strategy under this version.
-    pub fn step(&mut self, running: (Version, Strategy), mut record: StepRecord) {
-        if self.client.is_none() {
-            return;
-        }
-        let running = Some(running);
-        if self.running != running || self.pending.len() >= MAX_STEPS {
-            self.flush();
-        }
-        if self.running != running {
-            (self.running, self.pace) = (running, Pace::default());
-        }
-        record.gain = record.gain.clamp(LEAST_GAIN, 1.0);
-        record.energy = record.energy.filter(|energy| energy.is_finite());
-        record.loss = record.loss.filter(|loss| loss.is_finite());
-        self.pending.push(record);
-        if self.pace.is_due(self.last_flush.elapsed(), &self.pending) {
-            self.flush();
+    pub fn step(&mut self, running: (Version, Strategy), record: StepRecord) {
+        if self.client.is_some() {
+            let messages = self.telemetry.step(running, record, self.clock.elapsed());
+            self.send(messages);
         }
     }
 
     /// Hands on what has gathered.
     pub fn flush(&mut self) {
-        self.last_flush = Instant::now();
-        let steps = std::mem::take(&mut self.pending);
-        if let Some((version, ran)) = self.running
-            && !steps.is_empty()
-        {
-            self.pace.reported(&steps);
-            let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
-            self.send(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }));
-        }
+        let message = self.telemetry.flush(self.clock.elapsed());
+        self.send(message);
     }
 
     /// Passive samples of links: per peer, bytes and seconds.
     pub fn transfers(&self, samples: BTreeMap<IpAddr, Vec<(u64, f64)>>) {
-        for (peer, samples) in samples {
-            self.send(FromTrainer::Transfers { peer, samples });
-        }
+        self.send(samples.into_iter().map(|(peer, samples)| FromTrainer::Transfers { peer, samples }));
     }
 
     /// A decision is in force.
     pub fn applied(&mut self, in_force: &InForce) {
-        self.flush();
-        self.send(FromTrainer::Applied(AppliedReport {
-            job: self.job.clone(),
-            rank: self.rank.0,
-            version: in_force.version.0,
-            digest: in_force.strategy.digest().0,
-            step: in_force.since_step,
-        }));
+        let messages = self.telemetry.applied(in_force, self.clock.elapsed());
+        self.send(messages);
     }
 
     /// A live trial ended.
@@ -130,55 +82,25 @@ impl Reporter {
             aborted = report.aborted.as_deref(),
             "live trial ended"
         );
-        self.trial = Some(report);
-        self.send_trial();
+        let message = self.telemetry.trial(report);
+        self.send([message]);
     }
 
-    /// The ranks cannot run this trial; its shadows may still tell something. Of a reason longer than a report may have, which
-    /// the agent would drop, the beginning is sent.
+    /// See [`Telemetry::trial_refused`].
     pub fn trial_refused(&mut self, id: u64, why: &str) {
-        let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.chars().take(MAX_TEXT).collect()));
-        let report = TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0 };
-        self.trial = Some(report);
-        self.send_trial();
+        let message = self.telemetry.trial_refused(id, why);
+        self.send([message]);
     }
 
-    /// The shadows that begin are not those of the newest trial's candidates.
+    /// See [`Telemetry::forget_trial`].
     pub fn forget_trial(&mut self) {
-        self.trial = None;
+        self.telemetry.forget_trial();
     }
 
-    /// Sends the newest trial's report again, with what its shadows show by now: of candidates that ran, and of those that only had
-    /// a shadow.
+    /// See [`Telemetry::shadows`].
     pub fn shadows(&mut self, energies: &[(Strategy, Energy)]) {
-        let Some(report) = self.trial.as_mut().filter(|_| !energies.is_empty()) else { return };
-        for (strategy, energy) in energies {
-            let (strategy, gain) = (StrategyWire::from(*strategy), energy.gain().clamp(LEAST_GAIN, 1.0));
-            let energy = Some(energy.compensated);
-            match report.outcomes.iter_mut().find(|outcome| outcome.strategy == strategy) {
-                Some(outcome) => {
-                    (outcome.shadow_gain, outcome.shadow_energy) = (Some(gain), energy);
-                    if outcome.iterations == 0 {
-                        (outcome.gain, outcome.energy) = (gain, energy);
-                    }
-                }
-                None => report.outcomes.push(TrialOutcome {
-                    strategy,
-                    gain,
-                    energy,
-                    shadow_gain: Some(gain),
-                    shadow_energy: energy,
-                    comp_us: 0.0,
-                    sync_us: 0.0,
-                    iterations: 0,
-                }),
-            }
-        }
-        self.send_trial();
-    }
-
-    fn send_trial(&self) {
-        self.trial.clone().into_iter().for_each(|report| self.send(FromTrainer::Trial(report)));
+        let message = self.telemetry.shadows(energies);
+        self.send(message);
     }
 
     /// Says goodbye, without waiting for long.
@@ -194,7 +116,8 @@ impl Reporter {
 mod tests {
     use super::*;
     use crate::answer::{Answer, refusal};
-    use flexcomm_wire::{Hello, PROTOCOL, ReportBody};
+    use crate::telemetry::LEAST_GAIN;
+    use flexcomm_wire::{Hello, MAX_TEXT, PROTOCOL, ReportBody, TrialOutcome};
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 

@@ -3,7 +3,7 @@
 
 use crate::agreement::TrialTick;
 use crate::message::{AbortCause, TrialPlan};
-use crate::report::LEAST_GAIN;
+use crate::telemetry::LEAST_GAIN;
 use flexcomm_domain::{Energy, JobId, Rank};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use std::time::Duration;

@@ -17,7 +17,7 @@ pub use data::{DEFAULT_FOLDER, Images, Order};
 pub use job::Ended;
 pub use mesh::{FRAME_HEAD, MAX_WORLD, MeshError};
 pub use model::{cross_entropy, recognised};
-pub use report::BACKEND;
+pub use report::{BACKEND, hello};
 pub use state::sgd_update;
 
 use anyhow::{Context, Result, bail, ensure};
