@@ -47,7 +47,7 @@ enum Purpose {
 const PORT: u16 = 7070;
 
 /// A URL as it is; HOST and HOST:PORT as that of a controller there.
-fn controller_url(text: &str) -> String {
+pub(crate) fn controller_url(text: &str) -> String {
     let text = text.trim();
     let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) && !text.ends_with(']');
     match (text.contains("://"), has_port) {

@@ -28,6 +28,7 @@ mod lab;
 mod plan;
 mod probe;
 mod repeats;
+mod replay;
 
 /// Keeps data-parallel training at the best compressor, compression ratio and collective while the network changes.
 #[derive(Parser)]
@@ -51,6 +52,8 @@ enum Command {
     Lab(lab::Args),
     /// Say what is missing on this machine, with the command that mends it.
     Doctor(doctor::Args),
+    /// Decide a job's recorded decisions again and show what differs.
+    Replay(replay::Args),
     /// Measure this machine.
     Bench(flexcomm_bench::Args),
     /// Internal: the process that puts shaped links back when the agent dies. The agent starts it by itself.
@@ -60,7 +63,7 @@ enum Command {
 
 fn main() -> std::process::ExitCode {
     let command = Cli::parse().command;
-    if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_)) {
+    if matches!(command, Command::Agent(_) | Command::Controller(_) | Command::Probe(_) | Command::Replay(_)) {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         environment::warnings(names).iter().for_each(|line| write_line(line));
     }
@@ -71,6 +74,7 @@ fn main() -> std::process::ExitCode {
         Command::Controller(args) => controller::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Replay(args) => replay::run(args),
         Command::Bench(args) => flexcomm_bench::run(args),
         Command::TcGuardian => std::process::exit(flexcomm_agent::tc::guardian::main()),
     };

@@ -3,6 +3,7 @@
 use flexcomm_domain::{JobId, Timestamp};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -72,6 +73,8 @@ pub struct JobStatus {
     pub doubts: Vec<Doubt>,
     /// The planner's report.
     pub report: serde_json::Value,
+    /// What the report is of, where nothing was decided: snapshots of decisions are in the store.
+    pub undecided: Option<Arc<flexcomm_planner::Snapshot>>,
     /// `change` or why not, as a label.
     pub verdict: String,
     /// The collective under the decision in force, predicted for now.
@@ -108,6 +111,16 @@ impl App {
         let store = Store::open(&config.db).await?;
         heal_times(&store).await?;
         let clock = Clock::start(store.newest_time().await?);
+        Self::with(config, store, clock, Token::read_or_make).await
+    }
+
+    /// Takes up what is in a store. The token is asked for last of all that can fail.
+    pub(crate) async fn with(
+        config: Config,
+        store: Store,
+        clock: Clock,
+        token: impl FnOnce(&Path) -> std::io::Result<Token>,
+    ) -> Result<Self, ServeError> {
         let now = clock.now();
         let epoch = store.raise("orders_epoch", EPOCH_STEP, now.0).await?;
         let presence = Presence::new(config.dead_after);
@@ -122,7 +135,7 @@ impl App {
         for (node, level_s) in store.probe_accounts().await? {
             scheduler.restore(node, level_s, now);
         }
-        let token = Token::read_or_make(&config.token_file)
+        let token = token(&config.token_file)
             .map_err(|e| ConfigError::Token { path: config.token_file.clone(), why: e.to_string() })?;
         Ok(Self {
             token,

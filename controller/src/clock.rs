@@ -1,14 +1,47 @@
 //! The controller's own time. Ages and versions never depend on an agent's clock.
 
 use flexcomm_domain::Timestamp;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Wall-clock time at the start, moved on by the monotonic clock: a wall clock that is set while the
-/// controller runs moves nothing.
-#[derive(Debug, Clone, Copy)]
-pub struct Clock {
-    base: Timestamp,
-    start: Instant,
+/// What the time is.
+#[derive(Debug)]
+pub enum Clock {
+    /// Wall-clock time at the start, moved on by the monotonic clock: a wall clock that is set while the controller runs
+    /// moves nothing.
+    Running {
+        /// At the start.
+        base: Timestamp,
+        /// The same moment.
+        start: Instant,
+    },
+    /// As somebody sets it.
+    Given(Arc<GivenTime>),
+}
+
+/// A time that moves when it is told to. It begins at [`FIRST_PLAUSIBLE`], so that nothing depends on today.
+#[derive(Debug, Default)]
+pub struct GivenTime {
+    since_start_us: AtomicU64,
+}
+
+impl GivenTime {
+    /// Moves it on; an earlier time changes nothing.
+    pub fn set(&self, since_start: Duration) {
+        let us = u64::try_from(since_start.as_micros()).unwrap_or(u64::MAX);
+        self.since_start_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    /// Since the start.
+    pub fn passed(&self) -> Duration {
+        Duration::from_micros(self.since_start_us.load(Ordering::Relaxed))
+    }
+
+    /// How long after the start a timestamp of this clock is.
+    pub fn since_start(at: Timestamp) -> Duration {
+        Duration::from_micros(at.0.saturating_sub(FIRST_PLAUSIBLE.0))
+    }
 }
 
 /// 2026-01-01: a wall clock before it is wrong (a machine without a battery begins in 1970), whatever the database says.
@@ -33,13 +66,22 @@ impl Clock {
     /// Starts at the wall clock's time, or right after `floor`, the newest time that is stored, when the wall
     /// clock was set back between two runs.
     pub fn start(floor: Timestamp) -> Self {
-        Self { base: wall().max(floor), start: Instant::now() }
+        Self::Running { base: wall().max(floor), start: Instant::now() }
     }
 
     /// Now.
     pub fn now(&self) -> Timestamp {
-        let passed = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Timestamp(self.base.0.saturating_add(passed))
+        let (base, passed) = match self {
+            Self::Running { base, start } => (base, start.elapsed()),
+            Self::Given(time) => (&FIRST_PLAUSIBLE, time.passed()),
+        };
+        let passed = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+        Timestamp(base.0.saturating_add(passed))
+    }
+
+    /// Whether somebody sets it: nothing may then depend on how threads are scheduled.
+    pub fn is_given(&self) -> bool {
+        matches!(self, Self::Given(_))
     }
 }
 

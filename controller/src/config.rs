@@ -98,7 +98,7 @@ impl Default for RawConfig {
 
 impl Default for RawLoop {
     fn default() -> Self {
-        Self { tick_ms: 1000, debounce_ms: 100 }
+        Self { tick_ms: 1000, debounce_ms: 400 }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! [`serve`] runs it until told to stop. The store is the truth: handlers write what agents report, the loop
 //! (`cycle`) reads it, decides and writes again, `publish` tells agents what the store says. Whatever is in
-//! memory is filled again within a second of a restart, so being killed is the normal case.
+//! memory is filled again within a second of a restart, so being killed is the normal case. [`Embedded`] is the same
+//! without sockets, under a clock that its caller moves.
 
 mod api;
 mod app;
@@ -11,6 +12,7 @@ pub mod config;
 mod cycle;
 mod doubts;
 mod echoes;
+mod embedded;
 mod grants;
 mod intervals;
 mod limits;
@@ -21,11 +23,15 @@ mod missing;
 mod policy;
 mod presence;
 mod publish;
+pub mod replay;
 mod reports;
 mod server;
 mod store;
 
 pub use config::{Config, ConfigError, RawConfig};
+pub use cycle::CycleError;
+pub use embedded::{AskedTrial, Embedded, Look, MadeDecision, Predicted};
+pub use publish::Published;
 pub use store::StoreError;
 
 use app::App;
@@ -57,6 +63,12 @@ pub enum ServeError {
     /// The socket does not tell its address.
     #[error("read the listening address: {0}")]
     Address(std::io::Error),
+    /// No thread that the store's futures run on.
+    #[error("start the runtime: {0}")]
+    Runtime(std::io::Error),
+    /// The first pass of the decision loop.
+    #[error(transparent)]
+    Cycle(#[from] CycleError),
 }
 
 /// Opens the store, listens, and serves until `shutdown` is ready.

@@ -65,6 +65,16 @@ pub const INTERVALS: u64 = 5000;
 /// Decisions kept per job: reports are about 20 kB each, so 40 MB at most.
 pub const DECISIONS: u64 = 2000;
 
+/// Bytes of snapshots kept per job, newest first: some 650 of 8 ranks at 50 kB each (of which 34 kB are the fitted samples
+/// of one backend), some 100 of 64 ranks at 300 kB, two of 512 ranks at 16 MB.
+pub const SNAPSHOT_BYTES: u64 = 32 << 20;
+
+/// Bytes of snapshots after which one answer of a list ends.
+pub const SNAPSHOT_PAGE_BYTES: usize = 4 << 20;
+
+/// Snapshots in one answer of a list: each comes with its report.
+pub const SNAPSHOT_PAGE: u32 = 100;
+
 /// Trials kept per job.
 pub const TRIALS: u64 = 500;
 

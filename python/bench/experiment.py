@@ -1,6 +1,7 @@
 """The experiment that decides: one training under fixed strategies and under flexcomm while the network changes.
 
     python bench/experiment.py --schedule c1 --out target/experiment        # as root
+    python bench/experiment.py --cell suite/reality/c1.toml --out target/reality/c1
 
 Boots user-mode Linux (Debian: user-mode-linux, iproute2) with one network namespace per rank, real htb and netem, and
 runs `experiment_rank.py` in each: every setting goes through the same schedule with the same seeds and data. Writes
@@ -8,7 +9,13 @@ results.json, table.md and accuracy.svg; with --resume it keeps what ran before 
 DDP, PyTorch's fp16 and PowerSGD hooks, LWTopk over allgather and STAR-Topk at three ratios, and flexcomm with a
 controller and an agent per node. The target is reached by 1,000 held-out images, the final accuracy is that of all 10,000.
 
-Bandwidths are the paper's divided by --divisor; latencies are the paper's. All nodes share one CPU and one kernel.
+Bandwidths are the paper's divided by --divisor; latencies are the paper's. All nodes share one CPU and one kernel, and so do
+controller and agents in flexcomm's own runs: agents probe from the nodes' namespaces, and trainers reach them by a Unix socket.
+
+With --cell a cell of the regret suite runs instead (suite/README.md): the suite's perceptron in a bucket per layer, and its fixed
+settings, on a network that changes by the seconds since a run's start. Test losses are those of parameters that are kept every 25
+steps and looked at after the run. Played are latency, bandwidth up (at the node) and down (at the bridge) and nics that differ;
+`flexcomm-suite compare` says how far the suite's truth is from it. --calibrate measures what that needs (calibrate.py).
 """
 
 from __future__ import annotations
@@ -16,10 +23,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import pathlib
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +39,11 @@ from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+import calibrate  # noqa: E402
+
+#: Where runs of cells say that they begin; of cell_rank.py, too.
+CLOCK = "/run/clock"
 HUB, NET, MODULES = "10.77.0.254", "10.77.0", ("bridge", "veth", "sch_htb", "sch_netem")
 
 #: The paper's schedules: epochs, one-way delay in seconds, bits per second. C2's moderate phase is ours, and so is swing: in turns
@@ -46,6 +60,20 @@ FIXED = [
     *(f"topk@{c}/art-ring:star" for c in (0.1, 0.01, 0.001)),
 ]
 
+#: Of a cell, in turns of the suite's names.
+SUITE = [
+    "none/dense-ring", "fp16/dense-ring", "eightbit+ef(vanilla)/allgather", "qsgd(s=7,norm=max)+ef(vanilla)/allgather",
+    *(f"powersgd(rank={rank})+ef(vanilla)/dense-ring" for rank in (1, 4)),
+    *(f"topk(k={k})+ef(vanilla)/allgather" for k in (0.1, 0.01, 0.001)),
+    "lwtopk(k=0.01)+ef(vanilla)/allgather", "topk(k=0.01)+ef(vanilla)/art-ring:star", "topk(k=0.01)+ef(dgc,mu=0.9)/allgather",
+]
+
+#: What cells may ask for that is not played.
+NOT_PLAYED = {"ranks_per_nic": 1, "values_factor": 1.0, "stragglers": {"spread": 0.0, "pause_share": 0.0, "pause": 0.0}}
+
+#: Of --calibrate: bits per second without a limit that matters, and seconds one way.
+UNLIMITED, CALIBRATED_LATENCY = 1e11, 0.005
+
 INIT = """#!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs run /run; mkdir -p /run/netns /run/tmp /run/r/lib
@@ -56,8 +84,6 @@ poweroff -f || echo o > /proc/sysrq-trigger
 """
 
 PLANNER = """
-[loop]
-debounce_ms = 400
 [probes]
 budget_share = 0.05
 min_bytes = 131072
@@ -90,12 +116,15 @@ SURE = 0.5
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", choices=SCHEDULES, default="c1")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--schedule", choices=SCHEDULES, default="c1")
+    kind.add_argument("--cell", type=pathlib.Path, help="a cell of the suite; its world and seeds count")
+    kind.add_argument("--calibrate", action="store_true", help="measure a truth file, uml.toml, instead of training; sets compute_s of suite/reality/*.toml")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps-per-epoch", type=int, default=6)
     parser.add_argument("--divisor", type=float, default=250.0, help="of the paper's bandwidths")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--settings", nargs="*", default=[*FIXED, "flexcomm"])
+    parser.add_argument("--settings", nargs="*", help="default: all fixed ones, and flexcomm in schedules")
     parser.add_argument("--target", type=float, default=75.0, help="accuracy to reach, percent")
     parser.add_argument("--planner", default="", help="further lines of the controller's [planner], for example 'crs = [0.01]'")
     parser.add_argument("--binary", type=os.path.abspath, default=str(HERE.parents[1] / "target" / "release" / "flexcomm"))
@@ -111,7 +140,7 @@ def arguments() -> argparse.Namespace:
 
 def what_counts(plan: dict[str, Any]) -> dict[str, Any]:
     """What two runs must share for their results to stand in one table."""
-    return {key: plan[key] for key in ("phases", "ranks", "steps_per_epoch", "divisor", "planner")}
+    return {key: plan.get(key) for key in ("phases", "ranks", "steps_per_epoch", "divisor", "planner", "cell")}
 
 
 def keep_or_drop(plan: dict[str, Any], out: pathlib.Path) -> None:
@@ -123,7 +152,7 @@ def keep_or_drop(plan: dict[str, Any], out: pathlib.Path) -> None:
         if what_counts(before) != now:
             raise SystemExit(f"failed to resume: {out} holds another experiment: {what_counts(before)}, asked for {now}")
         return
-    for old in (*out.glob("result*.json"), *out.glob("*.log")):
+    for old in (*out.glob("result*.json"), *out.glob("measured.json"), *out.glob("*.log")):
         old.unlink()
 
 
@@ -131,10 +160,50 @@ def result_file(out: pathlib.Path, setting: str, seed: int) -> pathlib.Path:
     return out / f"result-{setting.replace('/', '_')}-{seed}.json"
 
 
+def seeds(plan: dict[str, Any]) -> list[int]:
+    return plan["cell"]["seeds"] if plan.get("cell") else list(range(plan["seeds"]))
+
+
 def missing(plan: dict[str, Any], settings: list[str]) -> list[tuple[str, int]]:
     """Settings and seeds that have no result yet."""
     out = pathlib.Path(plan["out"])
-    return [(s, seed) for seed in range(plan["seeds"]) for s in settings if not result_file(out, s, seed).exists()]
+    return [(s, seed) for seed in seeds(plan) for s in settings if not result_file(out, s, seed).exists()]
+
+
+def read_cell(path: pathlib.Path) -> dict[str, Any]:
+    """A cell of the suite, if all of it can be played."""
+    import tomllib
+
+    cell: dict[str, Any] = tomllib.loads(path.read_text()) | {"name": path.stem}
+    for key, value in NOT_PLAYED.items():
+        if cell.get(key, value) != value:
+            raise SystemExit(f"failed to use cell {path}: {key} is {cell[key]}, played is only {value}")
+    if cell["model"] != "perceptron":
+        raise SystemExit(f"failed to use cell {path}: model is {cell['model']}, played is only perceptron")
+    for phase in cell["phase"]:
+        nics = phase.get("nic", [])
+        if any(nic.get("competitors", 0) for nic in nics) or sum(nic.get("latency_factor", 1.0) != 1.0 for nic in nics) > 1:
+            raise SystemExit(f"failed to use cell {path}: competitors, and latencies of two nics in a phase, are not played")
+    return cell
+
+
+def shaping(phase: dict[str, Any], ranks: int) -> dict[int, list[str]]:
+    """A phase as tc's lines, by node; the hub's, 0, are of the ports towards the nodes."""
+    lines: dict[int, list[str]] = {0: []}
+
+    def link(node: int, device: str, mbit: float, latency_ms: float) -> None:
+        lines.setdefault(node, []).extend([
+            f"class change dev {device} parent 1: classid 1:10 htb rate {mbit * 1e6:.0f}bit quantum 60000",
+            f"qdisc change dev {device} parent 1:10 handle 10: netem delay {latency_ms * 1e3:.0f}us limit 100000",
+        ])
+
+    for node in range(1, ranks + 1):
+        odd: dict[str, Any] = next((nic for nic in phase.get("nic", []) if nic["nic"] == node - 1), {})
+        bandwidth, latency = odd.get("bandwidth_factor", 1.0), max(odd.get("latency_factor", 1.0), 1.0)
+        link(node, "eth0", phase["up_mbit"] * bandwidth, phase["latency_ms"] * latency)
+        # What others send here has their latency behind it.
+        link(0, f"p{node}", phase["down_mbit"] * bandwidth, phase["latency_ms"] * (latency - 1.0))
+    return lines
 
 
 def outside(plan: dict[str, Any]) -> None:
@@ -154,12 +223,24 @@ def outside(plan: dict[str, Any]) -> None:
         subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=plan["timeout"], check=False)
     except subprocess.TimeoutExpired:
         print(f"stopped after {plan['timeout']:.0f} s; what has ended by then is in the table", file=sys.stderr)
+    if plan["calibrate"]:
+        if not (out / "measured.json").exists():
+            raise SystemExit(f"nothing was measured; see {out}/inside.log and {out}/rank*.log")
+        measured = json.loads((out / "measured.json").read_text())
+        text = calibrate.written(measured)
+        (out / "uml.toml").write_text(text)
+        calibrate.set_compute(HERE.parents[1] / "suite" / "reality", measured["compute_s"])
+        print(text)
+        return
     results = [json.loads(p.read_text()) for p in sorted(out.glob("result-*.json"))]
     if not results:
         raise SystemExit(f"no setting has ended; see {out}/inside.log and {out}/rank*.log")
     (out / "results.json").write_text(json.dumps(results))
-    (out / "table.md").write_text(table(plan, results))
-    (out / "accuracy.svg").write_text(plot(results))
+    if plan["cell"]:
+        (out / "table.md").write_text(cell_table(plan, results))
+    else:
+        (out / "table.md").write_text(table(plan, results))
+        (out / "accuracy.svg").write_text(plot(results))
     print((out / "table.md").read_text())
 
 
@@ -200,6 +281,27 @@ def table(plan: dict[str, Any], results: list[dict[str, Any]]) -> str:
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     for run in (r for r in results if r["decisions"]):
         lines += ["", f"{run['setting']}, seed {run['seed']}: " + "; ".join(f"step {s}: {d}" for s, d in run["decisions"])]
+    return "\n".join(lines) + "\n"
+
+
+def cell_table(plan: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    """One line per setting: means over seeds. Seconds to the target are `flexcomm-suite compare`'s."""
+    cell = plan["cell"]
+    lines = [
+        f"{cell['name']}, {cell['world']} ranks, {cell['steps']} steps", "",
+        "| setting | seeds | s in all | ms per step | last loss | accuracy % | MB sent per rank | decisions |", "|---" * 8 + "|",
+    ]
+    for setting in plan["settings"]:
+        runs = [r for r in results if r["setting"] == setting]
+        if not runs:
+            lines.append(f"| {setting} | 0 |" + " not run |" * 6)
+            continue
+        seconds = [r["seconds"] for r in runs]
+        lines.append(
+            f"| {setting} | {len(runs)} | {spread(seconds)} | {mean(seconds) * 1e3 / cell['steps']:.1f} | "
+            f"{mean([r['losses'][-1] for r in runs]):.3f} | {spread([r['final'] for r in runs])} | "
+            f"{mean([r['bytes'] for r in runs]) / 1e6:.1f} | {max(len(r['decisions']) for r in runs)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -251,6 +353,55 @@ def build(ranks: int, latency_s: float, bits_per_s: float) -> None:
         sh(f"tc -n n{i} qdisc add dev eth0 parent 1:10 handle 10: netem delay {latency_s * 1e6:.0f}us limit 100000")
 
 
+def limit_ports(ranks: int) -> None:
+    """The bridge's ports towards the nodes get a limit, too."""
+    for i in range(1, ranks + 1):
+        sh(f"tc qdisc add dev p{i} root handle 1: htb default 10")
+        sh(f"tc class add dev p{i} parent 1: classid 1:10 htb rate {UNLIMITED:.0f}bit quantum 60000")
+        sh(f"tc qdisc add dev p{i} parent 1:10 handle 10: netem delay 0us limit 100000")
+
+
+class Links:
+    """Changes links by tc's lines: by processes that wait for them, since to start one takes long beside busy ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        where = {node: ["-n", f"n{node}"] if node else [] for node in range(ranks + 1)}
+        self._tc = {node: subprocess.Popen(["tc", *w, "-batch", "-"], stdin=subprocess.PIPE, text=True) for node, w in where.items()}
+        self._ranks = ranks
+
+    def set(self, phase: dict[str, Any]) -> None:
+        for node, lines in shaping(phase, self._ranks).items():
+            pipe = self._tc[node].stdin
+            assert pipe is not None
+            pipe.write("\n".join(lines) + "\n")
+            pipe.flush()
+
+
+def change_network(cell: dict[str, Any], listener: socket.socket) -> None:
+    """For each run that connects: the network as at the start, then as the cell has it by the seconds since the run says so."""
+    links = Links(cell["world"])
+    while True:
+        run, _ = listener.accept()
+        with run:
+            links.set(cell["phase"][0])
+            # Until it is so.
+            time.sleep(0.5)
+            run.sendall(b"x")
+            if not run.recv(1):
+                continue
+            began, until = time.monotonic(), 0.0
+            for now, then in itertools.pairwise(itertools.cycle(cell["phase"])):
+                until += now["seconds"]
+                run.settimeout(max(began + until - time.monotonic(), 1e-3))
+                try:
+                    # Nothing is sent any more: the run has ended.
+                    run.recv(1)
+                    break
+                except TimeoutError:
+                    links.set(then)
+                    print(f"{until:.0f} s: {then}, set {time.monotonic() - began - until:.3f} s later", flush=True)
+
+
 def start(name: str, command: list[str], out: pathlib.Path, node: int = 0, **environment: str) -> subprocess.Popen[bytes]:
     inside = ["ip", "netns", "exec", f"n{node}"] if node else []
     log = (out / f"{name}.log").open("ab")
@@ -264,8 +415,10 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     token = run / "token"
     token.write_text("experiment-0123456789abcdef")
     token.chmod(0o600)
+    # A cell is decided as it is shipped.
+    planner = "[planner]\n" if plan["cell"] else PLANNER
     (run / "controller.toml").write_text(
-        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{PLANNER}{plan["planner"]}\n'
+        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{planner}{plan["planner"]}\n'
     )
     command = [plan["binary"], "controller", "--config", f"{run}/controller.toml"]
     # At this level the log says of every look why nothing changed.
@@ -355,8 +508,20 @@ def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) 
 
 def inside(plan: dict[str, Any]) -> None:
     out = pathlib.Path(plan["out"])
-    _, latency, rate = plan["phases"][0]
-    build(plan["ranks"], latency, rate / plan["divisor"])
+    if plan["cell"] or plan["calibrate"]:
+        build(plan["ranks"], plan["latency_s"], UNLIMITED)
+        limit_ports(plan["ranks"])
+    else:
+        _, latency, rate = plan["phases"][0]
+        build(plan["ranks"], latency, rate / plan["divisor"])
+    if plan["calibrate"]:
+        train(plan, [], out)
+        return
+    if plan["cell"]:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(CLOCK)
+        listener.listen()
+        threading.Thread(target=change_network, args=(plan["cell"], listener), daemon=True).start()
     fixed = missing(plan, [s for s in plan["settings"] if s != "flexcomm"])
     if fixed:
         train(plan, fixed, out)
@@ -369,7 +534,7 @@ def inside(plan: dict[str, Any]) -> None:
         train(plan, steered, out)
         used = {name: t - before[name] for name, t in processor_seconds(daemons).items()}
         (out / "processor.json").write_text(json.dumps({"seconds": time.monotonic() - began, **used}, indent=1))
-        for seed in range(plan["seeds"]):
+        for seed in seeds(plan):
             for what in ("history", "intervals", "trials"):
                 (out / f"{what}-{seed}.json").write_text(json.dumps(ask(f"jobs/seed-{seed}/{what}"), indent=1))
         for daemon in reversed(daemons):
@@ -383,6 +548,11 @@ def main() -> None:
         inside(json.loads(pathlib.Path(given.inside).read_text()))
         return
     plan = vars(given) | {"out": str(pathlib.Path(given.out).resolve()), "phases": SCHEDULES[given.schedule]}
+    plan["cell"] = read_cell(given.cell) if given.cell else None
+    plan["latency_s"] = CALIBRATED_LATENCY if plan["calibrate"] else 0.0
+    if plan["cell"]:
+        plan |= {"ranks": plan["cell"]["world"], "phases": None}
+    plan["settings"] = given.settings or (SUITE if plan["cell"] or plan["calibrate"] else [*FIXED, "flexcomm"])
     outside(plan)
 
 

@@ -2,6 +2,7 @@
 
 use flexcomm_domain::{JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::{StrategyWire, TrialOutcome};
 
@@ -243,6 +244,30 @@ pub struct HistoryEntry {
     pub decision: DecisionView,
     /// The planner's report: inputs, model terms, front, alternatives.
     pub report: serde_json::Value,
+}
+
+/// One entry of `GET /api/v1/jobs/{id}/snapshots`: a decision, or the newest look at a running job that decided nothing.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SnapshotEntry {
+    /// Of the decision; of a look, the version in force.
+    pub version: u64,
+    /// Everything that it was made from, and what came of it; absent where that is not known.
+    pub recorded: Option<Recording>,
+    /// Why that is not known, as a sentence.
+    pub missing: Option<String>,
+}
+
+/// What a decision was made from and what came of it: enough to decide again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Recording {
+    /// The version of flexcomm that decided.
+    pub software: String,
+    /// Of the planner's randomness.
+    pub seed: u64,
+    /// The planner's report, with the time of the decision.
+    pub report: serde_json::Value,
+    /// The planner's input; its form belongs to the version that decided.
+    pub snapshot: Box<RawValue>,
 }
 
 /// One entry of `GET /api/v1/jobs/{id}/trials`.

@@ -16,6 +16,7 @@ use std::fmt;
 use super::body::{self, Body};
 use super::problem::{ApiError, Path};
 use super::{Answer, Shared};
+use crate::app::App;
 use crate::limits::{MAX_BODY, MAX_INTEGER, MAX_NODES, MAX_REPORT, MAX_TEXT};
 use crate::reports::{Reason, Rejected};
 use crate::store::{Incoming, Ingest, News, Registration};
@@ -25,7 +26,12 @@ fn again(node: &NodeName) -> ApiError {
 }
 
 pub(super) async fn register(State(app): Shared, Body(request): Body<Register>) -> Answer<Registered> {
-    check(&request)?;
+    admit(&app, &request).await.map(Json)
+}
+
+/// Registers a node, and wakes the loop.
+pub(crate) async fn admit(app: &App, request: &Register) -> Result<Registered, ApiError> {
+    check(request)?;
     let now = app.clock.now();
     if let Err(age_s) = app.presence.claim(&request.node, (request.instance, &request.previous), now) {
         return Err(ApiError::Conflict(format!(
@@ -35,12 +41,12 @@ pub(super) async fn register(State(app): Shared, Body(request): Body<Register>) 
             app.config.dead_after.as_secs_f64()
         )));
     }
-    match app.store.register(&request, now).await {
+    match app.store.register(request, now).await {
         Ok(Registration::Done(acked_seq)) => {
             app.wake.notify_one();
             tracing::info!(node = %request.node, addr = %request.addr, acked_seq, "registered");
             let heartbeat_ms = u64::try_from(app.config.heartbeat.as_millis()).unwrap_or(u64::MAX);
-            Ok(Json(Registered { heartbeat_ms, acked_seq }))
+            Ok(Registered { heartbeat_ms, acked_seq })
         }
         Ok(Registration::Full) => {
             app.presence.forget(&request.node);
@@ -80,8 +86,12 @@ pub(super) async fn heartbeat(
     Path(node): Path<NodeName>,
     Body(beat): Body<Heartbeat>,
 ) -> Result<StatusCode, ApiError> {
-    let known = app.presence.heartbeat(&node, &beat, app.clock.now());
-    if known { Ok(StatusCode::NO_CONTENT) } else { Err(again(&node)) }
+    alive(&app, &node, &beat).map(|()| StatusCode::NO_CONTENT)
+}
+
+/// Takes note of a heartbeat.
+pub(crate) fn alive(app: &App, node: &NodeName, beat: &Heartbeat) -> Result<(), ApiError> {
+    if app.presence.heartbeat(node, beat, app.clock.now()) { Ok(()) } else { Err(again(node)) }
 }
 
 /// A batch whose reports may be anything: a bad one must not hold up the good ones. Each is read by itself, straight from the
@@ -121,15 +131,32 @@ fn at_most_a_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<&'de RawVal
 
 pub(super) async fn reports(State(app): Shared, Path(node): Path<NodeName>, request: Request) -> Answer<ReportAck> {
     let body = body::read(&app, request, MAX_BODY).await?;
-    let (instance, incoming) = body.decode(|bytes| body::json(bytes).and_then(incoming)).await?;
+    let batch = body.decode(batch).await?;
+    take(&app, &node, batch).await.map(Json)
+}
+
+/// Reports of one instance of an agent.
+pub(crate) struct Batch {
+    instance: u64,
+    reports: Vec<Incoming>,
+}
+
+/// Reads a body of reports. What is wrong with one of them is kept with it.
+pub(crate) fn batch(bytes: &[u8]) -> Result<Batch, ApiError> {
+    body::json(bytes).and_then(incoming)
+}
+
+/// Stores reports, and wakes the loop when they are news.
+pub(crate) async fn take(app: &App, node: &NodeName, batch: Batch) -> Result<ReportAck, ApiError> {
+    let Batch { instance, reports } = batch;
     let now: Timestamp = app.clock.now();
-    if !app.presence.saw(&node, instance, now) {
-        return Err(again(&node));
+    if !app.presence.saw(node, instance, now) {
+        return Err(again(node));
     }
     let live = app.presence.live(now);
-    let done = match app.store.ingest((&node, instance), incoming, &live, now).await? {
+    let done = match app.store.ingest((node, instance), reports, &live, now).await? {
         Ingest::Done(done) => done,
-        Ingest::Stranger => return Err(again(&node)),
+        Ingest::Stranger => return Err(again(node)),
         Ingest::Jump { from, to } => {
             return Err(ApiError::Unprocessable(format!(
                 "seq jumps from {from} to {to}: the next is at most {MAX_SEQ_STEP} higher; nothing was stored"
@@ -138,7 +165,7 @@ pub(super) async fn reports(State(app): Shared, Path(node): Path<NodeName>, requ
     };
     for news in &done.news {
         if let News::GrantDone(spent) = news {
-            app.scheduler.lock().finished(&node, spent, now);
+            app.scheduler.lock().finished(node, spent, now);
         }
     }
     if !done.news.is_empty() {
@@ -148,12 +175,12 @@ pub(super) async fn reports(State(app): Shared, Path(node): Path<NodeName>, requ
     if let Some(why) = &done.first_reason {
         tracing::warn!(%node, rejected = done.rejected, why, "reports rejected");
     }
-    Ok(Json(ReportAck {
+    Ok(ReportAck {
         acked_seq: done.acked_seq,
         rejected: done.rejected,
         first_reason: done.first_reason,
         refused: done.refused,
-    }))
+    })
 }
 
 /// What every report has, whatever else is in it.
@@ -163,7 +190,7 @@ struct Numbered<'a> {
     seq: Option<&'a RawValue>,
 }
 
-fn incoming(batch: LooseBatch<'_>) -> Result<(u64, Vec<Incoming>), ApiError> {
+fn incoming(batch: LooseBatch<'_>) -> Result<Batch, ApiError> {
     let mut last = 0;
     let mut all = Vec::with_capacity(batch.reports.len());
     for (index, raw) in batch.reports.into_iter().map(RawValue::get).enumerate() {
@@ -178,7 +205,7 @@ fn incoming(batch: LooseBatch<'_>) -> Result<(u64, Vec<Incoming>), ApiError> {
         last = seq;
         all.push(Incoming { seq, body: report(raw) });
     }
-    Ok((batch.instance, all))
+    Ok(Batch { instance: batch.instance, reports: all })
 }
 
 fn report(raw: &str) -> Result<ReportBody, Rejected> {

@@ -6,7 +6,9 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{one_of_each, thinned};
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, TrialView};
+use flexcomm_wire::api::{
+    DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, SnapshotEntry, TrialView,
+};
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -19,7 +21,7 @@ use super::problem::{ApiError, Path, Query};
 use super::{Answer, Shared, views};
 use crate::app::App;
 use crate::cycle::{RecentSteps, gather, recent_steps};
-use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST};
+use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE};
 use crate::measure;
 use crate::missing::Sight;
 use crate::policy::{self, PolicyError};
@@ -41,7 +43,7 @@ impl FromRequestParts<Arc<App>> for Job {
     }
 }
 
-/// `?limit=` and, for the history, `?before=` a version.
+/// `?limit=` and, for the history and the snapshots, `?before=` a version.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Page {
@@ -110,6 +112,19 @@ pub(super) async fn decision(State(app): Shared, Job(JobRow { job, .. }): Job) -
 pub(super) async fn history(State(app): Shared, Query(page): Query<Page>, Job(row): Job) -> Answer<Vec<HistoryEntry>> {
     let rows = app.store.history(&row.job, page.before.unwrap_or(u64::MAX), page.limit(PAGE_DEFAULT)).await?;
     Ok(Json(rows.iter().map(views::history).collect()))
+}
+
+/// What decisions were made from; the first page begins with the newest look where that decided nothing.
+pub(super) async fn snapshots(
+    State(app): Shared,
+    Query(page): Query<Page>,
+    Job(JobRow { job, .. }): Job,
+) -> Answer<Vec<SnapshotEntry>> {
+    let limit = page.limit(SNAPSHOT_PAGE).min(SNAPSHOT_PAGE);
+    let rows = app.store.snapshots(&job, page.before.unwrap_or(u64::MAX), limit).await?;
+    let status = app.statuses.lock().get(&job).filter(|_| page.before.is_none()).cloned();
+    let look = status.and_then(|status| views::look(&status));
+    Ok(Json(look.into_iter().chain(rows.into_iter().map(views::snapshot)).collect()))
 }
 
 /// The last look at the job, also when it changed nothing.
@@ -181,7 +196,7 @@ impl<'de> Visitor<'de> for OfObject {
 pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<AskPolicy>) -> Answer<PolicySet> {
     let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
     let kinds = policy::asked(&asked.0).map_err(refused)?;
-    let answer = policy::answer(&kinds, gather(&app, &row).await?.snapshot).map_err(refused)?;
+    let answer = policy::answer(&kinds, snapshot(&app, &row).await?).map_err(refused)?;
     if !app.store.put_policy(&row.job, &kinds).await? {
         return Err(unknown(&row.job));
     }
@@ -225,7 +240,7 @@ pub(super) async fn ask_trial(
     let given = ask.candidates.iter().map(|Candidate(wire)| Strategy::try_from(wire)).collect::<Result<Vec<_>, _>>();
     let mut candidates = given.map_err(|e| ApiError::Unprocessable(e.to_string()))?;
     if !candidates.is_empty() {
-        runnable(&gather(&app, &row).await?.snapshot, &candidates)?;
+        runnable(&snapshot(&app, &row).await?, &candidates)?;
     }
     if candidates.is_empty() {
         candidates = default_candidates(&app, &row).await?;
@@ -266,10 +281,15 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
     )))
 }
 
+/// What the next look at a job would decide on.
+async fn snapshot(app: &App, job: &JobRow) -> Result<flexcomm_planner::Snapshot, ApiError> {
+    Ok(gather(app, job, &app.store.ranks(&job.job).await?).await?.snapshot)
+}
+
 /// One candidate per way of selecting and ratio, by the collective that the last look found fastest for it; of ratios as many as fit
 /// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
-    let space = gather(app, job).await?.snapshot.space();
+    let space = snapshot(app, job).await?.space();
     let times = app.statuses.lock().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
     Ok(thinned(one_of_each(&space, time)))

@@ -1,6 +1,6 @@
 //! REST under `/api/v1`, metrics, health and the page. The router is the table of contents, by audience.
 
-mod agents;
+pub(crate) mod agents;
 pub mod auth;
 mod body;
 pub(crate) mod health;
@@ -80,6 +80,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}", get(jobs::one))
         .route("/api/v1/jobs/{job}/decision", get(jobs::decision))
         .route("/api/v1/jobs/{job}/history", get(jobs::history))
+        .route("/api/v1/jobs/{job}/snapshots", get(jobs::snapshots))
         .route("/api/v1/jobs/{job}/runs", get(jobs::runs))
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))

@@ -76,6 +76,12 @@ impl Parts {
 }
 
 impl ApiError {
+    /// For a caller without HTTP.
+    pub fn words(self) -> String {
+        let Parts { title, detail, .. } = self.parts();
+        format!("{title}: {detail}")
+    }
+
     fn parts(self) -> Parts {
         match self {
             Self::BadRequest(d) => Parts::new(StatusCode::BAD_REQUEST, "bad-request", "The request cannot be read", d),

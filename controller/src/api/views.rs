@@ -4,17 +4,23 @@ use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
 use flexcomm_wire::api::{
-    DecisionView, DoubtView, EndedView, HistoryEntry, JobView, MissingView, NodeView, RunView, TrialView,
+    DecisionView, DoubtView, EndedView, HistoryEntry, JobView, MissingView, NodeView, Recording, RunView,
+    SnapshotEntry, TrialView,
 };
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
 use crate::app::JobStatus;
 use crate::clock::rfc3339;
+use crate::cycle;
 use crate::doubts::Doubt;
 use crate::missing::Missing;
 use crate::policy;
 use crate::presence::Seen;
-use crate::store::{DecisionRow, End, HistoryRow, JobRow, NodeRow, RankRow, RunRow, TrialReportRow, TrialRow};
+use crate::store::{
+    DecisionRow, End, HistoryRow, JobRow, NodeRow, RankRow, Recorded, RunRow, SnapshotRow, TrialReportRow, TrialRow,
+};
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
     let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
@@ -128,6 +134,35 @@ pub(super) fn history(entry: &HistoryRow) -> HistoryEntry {
         fields.insert("seed".to_owned(), (*seed).into());
     }
     HistoryEntry { decision: decision(row), report }
+}
+
+fn recording(software: &str, seed: u64, report: Value, snapshot: String) -> serde_json::Result<Recording> {
+    Ok(Recording { software: software.to_owned(), seed, report, snapshot: RawValue::from_string(snapshot)? })
+}
+
+fn entry(version: u64, recorded: Result<Recording, String>) -> SnapshotEntry {
+    match recorded {
+        Ok(recording) => SnapshotEntry { version, recorded: Some(recording), missing: None },
+        Err(why) => SnapshotEntry { version, recorded: None, missing: Some(why) },
+    }
+}
+
+pub(super) fn snapshot(row: SnapshotRow) -> SnapshotEntry {
+    let recorded = row.kept.and_then(|Recorded { entry, software, snapshot }| {
+        let report = serde_json::from_str(&entry.report);
+        let recording = report.and_then(|report| recording(&software, entry.seed, report, snapshot));
+        recording.map_err(|error| format!("what is stored is no JSON: {error}"))
+    });
+    entry(row.version.0, recorded)
+}
+
+/// The newest look, where it decided nothing.
+pub(super) fn look(status: &JobStatus) -> Option<SnapshotEntry> {
+    let snapshot = status.undecided.as_deref()?;
+    let seed = cycle::seed(&snapshot.job, snapshot.version());
+    let text = serde_json::to_string(snapshot);
+    let recorded = text.and_then(|text| recording(env!("CARGO_PKG_VERSION"), seed, status.report.clone(), text));
+    Some(entry(snapshot.version().0, recorded.map_err(|error| error.to_string())))
 }
 
 pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {

@@ -23,6 +23,11 @@ pub fn seed(job: &JobId, version: Version) -> u64 {
     flexcomm_domain::Digest::of(&format!("{job}/{version}")).0
 }
 
+/// What the planner answers: the same whenever it is asked again.
+pub fn seeded(snapshot: &Snapshot, now: Timestamp, seed: u64) -> Outcome {
+    flexcomm_planner::decide(snapshot, now, &mut ChaCha8Rng::seed_from_u64(seed))
+}
+
 /// Decides. Where the newest steps contradict the links, and would not without what one node says of them, it is decided
 /// without that: `gathered` then has those links, and the node among its doubts.
 pub async fn decide(gathered: &mut Gathered) -> Result<Decided, CycleError> {
@@ -49,8 +54,7 @@ async fn solve(snapshot: &Snapshot, now: Timestamp) -> Result<Decided, CycleErro
     let snapshot = snapshot.clone();
     let seed = seed(&snapshot.job, snapshot.version());
     let job = snapshot.job.to_string();
-    let solve = move || flexcomm_planner::decide(&snapshot, now, &mut ChaCha8Rng::seed_from_u64(seed));
-    let outcome = tokio::task::spawn_blocking(solve).await;
+    let outcome = tokio::task::spawn_blocking(move || seeded(&snapshot, now, seed)).await;
     let outcome = outcome.map_err(|e| CycleError::Solver { job, why: e.to_string() })?;
     Ok(Decided { outcome, seed })
 }

@@ -54,21 +54,20 @@ pub struct EndedTrial {
     pub sync_s: Vec<(Strategy, f64)>,
 }
 
-/// Reads everything about one job.
-pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
+/// Reads everything else about a job with these ranks.
+pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gathered> {
     let now = app.clock.now();
-    let ranks = app.store.ranks(&job.job).await?;
     let mut waiting = Vec::new();
     let claims = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.time_constant_s());
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
     let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
     let claims = agreed(claims);
-    let nodes = placed(job, &ranks);
+    let nodes = placed(job, ranks);
     let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| matrix(&claims, nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let RecentSteps { whole: steps, doubted, .. } = recent_steps(app, &job.job, &app.sight(job, &ranks)).await?;
-    doubts.extend(doubted.iter().map(|wrong| doubt(wrong, &ranks)));
+    let RecentSteps { whole: steps, doubted, .. } = recent_steps(app, &job.job, &app.sight(job, ranks)).await?;
+    doubts.extend(doubted.iter().map(|wrong| doubt(wrong, ranks)));
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
     let earlier = app.store.newest_version(&job.job).await?;
@@ -85,11 +84,11 @@ pub async fn gather(app: &App, job: &JobRow) -> Result<Gathered> {
     let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
     let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));
     let size = (job.gradient_values, job.world as usize);
-    let table = app.config.times.clone().with(costs(&ranks));
+    let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
     let snapshot = Snapshot {
         backend: job.backend.clone(),
-        offer: offer(&ranks, job.gradient_values, &mut waiting),
+        offer: offer(ranks, job.gradient_values, &mut waiting),
         kinds: job.kinds.clone(),
         links,
         profiles,

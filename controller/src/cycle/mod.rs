@@ -8,11 +8,14 @@ mod check;
 mod decide;
 mod gather;
 mod grants;
+mod pacing;
 mod profiles;
 mod record;
 mod trials;
 
+pub use decide::{seed, seeded};
 pub use gather::{Gathered, RecentSteps, gather, recent_steps};
+pub use pacing::Pacing;
 
 use futures_util::StreamExt;
 use std::sync::Arc;
@@ -20,16 +23,10 @@ use std::sync::Arc;
 use crate::app::App;
 use crate::limits::{LEFT_BEHIND_S, LOST_AFTER_S};
 use crate::publish::publish;
-use crate::store::{JobRow, StoreError};
+use crate::store::{JobRow, RankRow, StoreError};
 
 /// Jobs that are worked on at once: solving is a matter of a core, storing one of a single writer.
 const JOBS_AT_ONCE: usize = 4;
-
-/// What ranks and links report of the same moment arrives within this time.
-const TOGETHER: std::time::Duration = std::time::Duration::from_millis(20);
-
-/// Windows of old data are cut this often.
-const TRIM_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Why a pass over a job ended early. Completes "failed to ...".
 #[derive(Debug, thiserror::Error)]
@@ -58,26 +55,21 @@ pub enum CycleError {
 /// Runs until the app stops.
 pub async fn run(app: Arc<App>) {
     let mut stopping = app.stopping.subscribe();
-    let mut tick = tokio::time::interval(app.config.tick);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut trim = tokio::time::interval(TRIM_EVERY);
-    trim.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut ended = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
+    let mut pacing = Pacing::new(&app.config);
     loop {
-        let woken = tokio::select! {
-            _ = tick.tick() => false,
-            _ = trim.tick() => {
-                if let Err(error) = app.store.trim().await {
-                    tracing::warn!(%error, "old data was not forgotten; tried again later");
-                }
+        tokio::select! {
+            () = tokio::time::sleep_until(start + pacing.next()) => {}
+            () = app.wake.notified(), if !pacing.is_woken() => {
+                pacing.wake(start.elapsed());
                 continue;
             }
-            () = app.wake.notified() => true,
             _ = stopping.changed() => return,
-        };
-        if woken {
-            // News that comes alone is looked at at once, what comes in a stream together.
-            tokio::time::sleep(app.config.debounce.saturating_sub(ended.elapsed()).max(TOGETHER)).await;
+        }
+        if pacing.begin(start.elapsed()).trim
+            && let Err(error) = app.store.trim().await
+        {
+            tracing::warn!(%error, "old data was not forgotten; tried again later");
         }
         let begun = std::time::Instant::now();
         let outcome = pass(&app).await;
@@ -86,21 +78,20 @@ pub async fn run(app: Arc<App>) {
             app.counters.pass_failures.inc();
             tracing::warn!(%error, "a pass of the loop failed; the next looks again");
         }
-        ended = tokio::time::Instant::now();
+        pacing.end(start.elapsed());
     }
 }
 
 /// Whether every agent that runs ranks of a job has been silent for long; for less long when a rank has left, since the
 /// others cannot train without it.
-async fn lost(app: &App, job: &JobRow) -> Result<bool, CycleError> {
+fn lost(app: &App, ranks: &[RankRow]) -> bool {
     let now = app.clock.now();
-    let ranks = app.store.ranks(&job.job).await?;
     let limit_s = if ranks.iter().any(|r| r.left.is_some()) { LEFT_BEHIND_S } else { LOST_AFTER_S };
     let silent = |node: &flexcomm_domain::NodeName| match app.presence.get(node, now) {
         Some((seen, _)) => now.since(seen.last).get() >= limit_s,
         None => true,
     };
-    Ok(ranks.iter().filter(|r| r.left.is_none()).all(|r| silent(&r.node)))
+    ranks.iter().filter(|r| r.left.is_none()).all(|r| silent(&r.node))
 }
 
 /// One pass over everything.
@@ -112,8 +103,9 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     app.missing.lock().retain(runs);
     app.doubts.lock().retain(runs);
     let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
+    let at_once = if app.clock.is_given() { 1 } else { JOBS_AT_ONCE };
     let failed: Vec<CycleError> =
-        each.buffer_unordered(JOBS_AT_ONCE).filter_map(|r| std::future::ready(r.err())).collect().await;
+        each.buffer_unordered(at_once).filter_map(|r| std::future::ready(r.err())).collect().await;
     grants::tick(app).await?;
     publish(app).await?;
     failed.into_iter().next().map_or(Ok(()), Err)
@@ -121,8 +113,8 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
 
 /// Logs which nodes went missing or are back. A decision that all ranks follow whose agents live is in force: they switch
 /// together, and those of a missing node cannot say so.
-async fn look_for_missing(app: &App, job: &JobRow) -> Result<(), CycleError> {
-    let sight = app.sight(job, &app.store.ranks(&job.job).await?);
+async fn look_for_missing(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<(), CycleError> {
+    let sight = app.sight(job, ranks);
     app.missing.lock().note(&job.job, &sight.missing, app.clock.now());
     if sight.missing.is_empty() {
         return Ok(());
@@ -143,13 +135,14 @@ async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
 }
 
 async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
-    if lost(app, &job).await? {
+    let ranks = app.store.ranks(&job.job).await?;
+    if lost(app, &ranks) {
         tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
         return Ok(app.store.end_lost(&job, app.clock.now()).await?);
     }
-    look_for_missing(app, &job).await?;
+    look_for_missing(app, &job, &ranks).await?;
     trials::settle(app, &job).await?;
-    let mut gathered = gather(app, &job).await?;
+    let mut gathered = gather(app, &job, &ranks).await?;
     let decided = decide::decide(&mut gathered).await?;
     let refused = check::check(&gathered, &decided.outcome);
     match refused {
@@ -291,8 +284,9 @@ mod tests {
         };
         let t_comp = async |text: &str| {
             let row = app.store.job(&job()).await.unwrap().unwrap();
+            let ranks = app.store.ranks(&job()).await.unwrap();
             let (times, strategy) =
-                (gather(&app, &row).await.unwrap().snapshot.times, text.parse::<Strategy>().unwrap());
+                (gather(&app, &row, &ranks).await.unwrap().snapshot.times, text.parse::<Strategy>().unwrap());
             times.t_comp(strategy.selector(), strategy.cr(), (1_000_000, 2))
         };
         let (topk, fp16) = ("topk@0.1/allgather", "fp16/dense-ring");
@@ -332,7 +326,7 @@ mod tests {
             decided_at: ahead.clock.now(),
             reason: "because".into(),
         };
-        let new = NewDecision { decision: &decision, seed: 1, report: "{}", memory: "{}" };
+        let new = NewDecision { decision: &decision, seed: 1, report: "{}", memory: "{}", snapshot: "{}" };
         let run = ahead.store.job(&job()).await.unwrap().unwrap();
         ahead.store.put_decision(&run, &new).await.unwrap();
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };

@@ -3,6 +3,7 @@
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
 use flexcomm_planner::{Outcome, Report};
+use std::sync::Arc;
 
 use super::{CycleError, Gathered};
 use crate::app::{App, JobStatus};
@@ -22,6 +23,7 @@ pub async fn record(
     fit(app, gathered).await?;
     let fitted_trial = fit_trial(app, gathered, outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
+    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| Arc::new(gathered.snapshot.clone()));
     let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
     let doubts = app.doubts.lock().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
     let mut statuses = app.statuses.lock();
@@ -34,6 +36,7 @@ pub async fn record(
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
         doubts,
         report: serde_json::to_value(report).unwrap_or_default(),
+        undecided,
         verdict: report.verdict.clone(),
         predicted_sync_us: prediction.map(|p| p.sync_us),
         predicted_step_us: prediction.map(|p| p.step_us),

@@ -211,7 +211,8 @@ pub(super) mod tests {
             decided_at: Timestamp(5),
             reason: "because".into(),
         };
-        let new = NewDecision { decision: &decision, seed: 7, report: "{\"a\":1}", memory: "{}" };
+        let new =
+            NewDecision { decision: &decision, seed: 7, report: "{\"a\":1}", memory: "{}", snapshot: "{\"b\":2}" };
         let run = begun(store, Timestamp(0)).await;
         store.put_decision(&run, &new).await.unwrap();
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 10, budget_ms: 9, why: "to see" };
@@ -237,6 +238,7 @@ pub(super) mod tests {
         let found = match table {
             "decisions" => store.decision(&job()).await.map(|row| row.is_some()),
             "decision_reports" => store.history(&job(), u64::MAX, 9).await.map(|rows| !rows.is_empty()),
+            "decision_snapshots" => store.snapshots(&job(), u64::MAX, 9).await.map(|rows| rows[0].kept.is_ok()),
             "trials" => store.trials(&job(), 9).await.map(|rows| !rows.is_empty()),
             "trial_reports" => store.trial_reports(&job(), 9).await.map(|rows| !rows.is_empty()),
             "planner_memory" => store.planner_memory(&job()).await.map(|row| row.is_some()),
@@ -260,6 +262,7 @@ pub(super) mod tests {
                 "parent = 1;strategy = 'topk@0.02/art-ring:star';digest = digest + 1;decided_us = 4;reason = 'Because';applied_at_step = 4;applied_at_step = NULL;seal = seal + 1",
             ),
             ("decision_reports", "seed = 8;report = '{\"a\":3}';seal = seal + 1"),
+            ("decision_snapshots", "software = '0';snapshot = '{\"b\":3}';seal = seal + 1"),
             (
                 "trials",
                 "asked_us = 5;why = 'to sea';state = 'done';candidates = '[]';iterations = 11;budget_ms = 8;ended_us = 6;aborted = NULL;seal = seal + 1",
@@ -302,7 +305,7 @@ pub(super) mod tests {
         };
         let run = store.job(&job()).await.unwrap().unwrap();
         let put = async |decision: Decision| {
-            let new = NewDecision { decision: &decision, seed: 7, report: "{}", memory: "{}" };
+            let new = NewDecision { decision: &decision, seed: 7, report: "{}", memory: "{}", snapshot: "{}" };
             store.put_decision(&run, &new).await.unwrap();
         };
         put(decision(2)).await;

@@ -8,7 +8,7 @@ use super::checksum::{Sealed, intact, sealed};
 use super::statement::{row, sql};
 use super::write::{Transaction, Writer};
 use super::{JobRow, Result, Store, StoreError, json, stored};
-use crate::limits::DECISIONS;
+use crate::limits::{DECISIONS, SNAPSHOT_BYTES, SNAPSHOT_PAGE_BYTES};
 
 /// A stored decision.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,6 +41,28 @@ pub struct NewDecision<'a> {
     pub report: &'a str,
     /// The planner's memory after it, as JSON.
     pub memory: &'a str,
+    /// What it was made from, as JSON.
+    pub snapshot: &'a str,
+}
+
+/// A decision's snapshot, or why there is none, as a sentence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SnapshotRow {
+    /// Of which decision.
+    pub version: Version,
+    /// What is stored of it.
+    pub kept: std::result::Result<Recorded, String>,
+}
+
+/// All that a decision was made from and what came of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recorded {
+    /// The decision, seed and report.
+    pub entry: HistoryRow,
+    /// The version of flexcomm that decided.
+    pub software: String,
+    /// As it was stored.
+    pub snapshot: String,
 }
 
 sealed! {
@@ -60,6 +82,11 @@ sealed! {
 sealed! {
     /// What the planner reported with a decision.
     Report of "decision_reports" { job: String, version: Version, seed: u64, report: String }
+}
+
+sealed! {
+    /// What a decision was made from.
+    Snapshot of "decision_snapshots" { job: String, version: Version, software: String, snapshot: String }
 }
 
 sealed! {
@@ -138,12 +165,45 @@ impl Store {
     /// The newest `limit` decisions older than version `before`, newest first, with seed and report, without what is
     /// damaged.
     pub async fn history(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<HistoryRow>> {
-        let text = "SELECT d.*, r.seed, r.report, r.seal AS report_checksum
-            FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version
-            WHERE d.job = $1 AND d.version < $2 ORDER BY d.version DESC LIMIT $3";
+        let text = sqlx::AssertSqlSafe(format!("{ENTRIES} AND d.version < $2 ORDER BY d.version DESC LIMIT $3"));
         let query = sql!("read the history", text, job, before.min(i64::MAX as u64), limit);
         let rows: Vec<Entry> = query.fetch_all(&self.read).await?;
         rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
+    }
+
+    /// The snapshots of the newest decisions older than version `before`, newest first: at most `limit`, and none after
+    /// [`SNAPSHOT_PAGE_BYTES`].
+    pub async fn snapshots(&self, job: &JobId, before: u64, limit: u32) -> Result<Vec<SnapshotRow>> {
+        let text = "SELECT version FROM decisions WHERE job = $1 AND version < $2 ORDER BY version DESC LIMIT $3";
+        let query = sql!("read the snapshots", text, job, before.min(i64::MAX as u64), limit);
+        let versions: Vec<Version> = query.fetch_all(&self.read).await?;
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        for version in versions {
+            let kept = match self.recorded(job, version).await {
+                Ok(recorded) => recorded.ok_or_else(|| "its snapshot is not stored".to_owned()),
+                Err(StoreError::Damaged { row, .. }) => Err(format!("{row} is damaged in the database")),
+                Err(error) => return Err(error),
+            };
+            bytes += kept.as_ref().map_or(0, |recorded| recorded.snapshot.len());
+            rows.push(SnapshotRow { version, kept });
+            if bytes >= SNAPSHOT_PAGE_BYTES {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn recorded(&self, job: &JobId, version: Version) -> Result<Option<Recorded>> {
+        let operation = "read a snapshot";
+        let text = "SELECT * FROM decision_snapshots WHERE job = $1 AND version = $2";
+        let stored: Option<Snapshot> = sql!(operation, text, job, version).fetch_optional(&self.read).await?;
+        let text = format!("{ENTRIES} AND d.version = $2");
+        let entry: Option<Entry> =
+            sql!(operation, sqlx::AssertSqlSafe(text), job, version).fetch_optional(&self.read).await?;
+        let (Some(stored), Some(entry)) = (stored, entry) else { return Ok(None) };
+        self.damaged.check(&stored, || format!("the snapshot of {}", entry.decision.name()))?;
+        let Snapshot { software, snapshot, .. } = stored;
+        Ok(Some(Recorded { entry: entry.row(self)?, software, snapshot }))
     }
 
     /// The newest decision is in force once all these ranks have reported it: those that can.
@@ -185,15 +245,20 @@ impl Store {
         let (job, report) = (d.job.to_string(), new.report.to_owned());
         let report = Report { job, version: d.version, seed: new.seed, report, seal: None };
         report.put_new(tx.operation).execute(&mut *tx).await?;
+        let (job, software) = (report.job, env!("CARGO_PKG_VERSION").to_owned());
+        let snapshot = Snapshot { job, version: d.version, software, snapshot: new.snapshot.to_owned(), seal: None };
+        snapshot.put_new(tx.operation).execute(&mut *tx).await?;
         put_memory(&mut tx, &d.job, new.memory).await?;
         let oldest = d.version.0.saturating_sub(DECISIONS);
         for text in [
             "DELETE FROM decisions WHERE job = $1 AND version <= $2",
             "DELETE FROM decision_reports WHERE job = $1 AND version <= $2",
+            "DELETE FROM decision_snapshots WHERE job = $1 AND version <= $2",
             "DELETE FROM applied WHERE job = $1 AND version <= $2",
         ] {
             sql!("forget old decisions", text, d.job, oldest).execute(&mut *tx).await?;
         }
+        sql!("forget old snapshots", OLD_SNAPSHOTS, d.job, SNAPSHOT_BYTES).execute(&mut *tx).await?;
         tx.commit().await
     }
 }
@@ -202,6 +267,15 @@ async fn put_memory(db: &mut SqliteConnection, job: &JobId, memory: &str) -> Res
     let row = Memory { job: job.to_string(), memory: memory.to_owned(), seal: None };
     row.put("store the planner's memory").execute(db).await
 }
+
+/// Decisions of a job with their reports.
+const ENTRIES: &str = "SELECT d.*, r.seed, r.report, r.seal AS report_checksum
+    FROM decisions d JOIN decision_reports r ON r.job = d.job AND r.version = d.version WHERE d.job = $1";
+
+/// A job's snapshots beyond so many bytes of newer ones and itself.
+const OLD_SNAPSHOTS: &str = "DELETE FROM decision_snapshots WHERE job = $1 AND version IN (SELECT version FROM
+    (SELECT version, sum(octet_length(snapshot)) OVER (ORDER BY version DESC) AS bytes
+        FROM decision_snapshots WHERE job = $1) WHERE bytes > $2)";
 
 const NEWEST: &str = "SELECT max(coalesce((SELECT max(version) FROM decisions WHERE job = $1), 0),
     coalesce((SELECT first_version FROM jobs WHERE job = $1), 0))";
@@ -291,7 +365,7 @@ mod tests {
     }
 
     fn new(decision: &Decision) -> NewDecision<'_> {
-        NewDecision { decision, seed: u64::MAX, report: "{\"a\":1}", memory: "{}" }
+        NewDecision { decision, seed: u64::MAX, report: "{\"a\":1}", memory: "{}", snapshot: "{\"b\":2}" }
     }
 
     #[tokio::test]
@@ -301,9 +375,11 @@ mod tests {
         filled(&store).await;
         holds_every_column::<Raw>(&store).await;
         holds_every_column::<Report>(&store).await;
+        holds_every_column::<Snapshot>(&store).await;
         holds_every_column::<Memory>(&store).await;
         is_written_once::<Raw>(&store).await;
         is_written_once::<Report>(&store).await;
+        is_written_once::<Snapshot>(&store).await;
     }
 
     #[tokio::test]
@@ -369,5 +445,75 @@ mod tests {
         let history = store.history(&JobId::new("j").unwrap(), u64::MAX, 10_000).await.unwrap();
         assert_eq!(history.len() as u64, DECISIONS);
         assert_eq!(history.last().unwrap().row.decision.version, Version(4));
+    }
+
+    /// A database whose decisions 1 to `count` have snapshots of so many bytes.
+    async fn with_snapshots(count: u64, bytes: usize) -> (Store, tempfile::TempDir, JobRow) {
+        let (store, dir) = scratch().await;
+        let run = begun(&store, Timestamp(0)).await;
+        let snapshot = format!("\"{}\"", "x".repeat(bytes - 2));
+        for version in 1..=count {
+            let decision = decision(version, version - 1);
+            store.put_decision(&run, &NewDecision { snapshot: &snapshot, ..new(&decision) }).await.unwrap();
+        }
+        (store, dir, run)
+    }
+
+    fn versions(rows: &[SnapshotRow]) -> Vec<u64> {
+        rows.iter().map(|row| row.version.0).collect()
+    }
+
+    #[tokio::test]
+    async fn a_page_of_snapshots_ends_after_its_entries_or_bytes() {
+        let (store, _dir, run) = with_snapshots(5, SNAPSHOT_PAGE_BYTES / 2).await;
+        let page = async |before, limit| versions(&store.snapshots(&run.job, before, limit).await.unwrap());
+        assert_eq!(page(u64::MAX, 100).await, [5, 4]);
+        assert_eq!(page(4, 100).await, [3, 2]);
+        assert_eq!(page(2, 100).await, [1]);
+        assert_eq!((page(1, 100).await, page(4, 1).await), (vec![], vec![3]));
+        let all = store.snapshots(&run.job, 2, 1).await.unwrap();
+        let recorded = all[0].kept.as_ref().unwrap();
+        assert_eq!((&recorded.entry.row.decision, recorded.entry.seed), (&decision(1, 0), u64::MAX));
+        assert_eq!((recorded.software.as_str(), recorded.snapshot.len()), ("0.1.0", SNAPSHOT_PAGE_BYTES / 2));
+    }
+
+    #[tokio::test]
+    async fn snapshots_are_forgotten_beyond_their_bytes_and_with_their_job() {
+        let each = SNAPSHOT_BYTES as usize / 3;
+        let (store, _dir, run) = with_snapshots(5, each).await;
+        let kept = async |before| store.snapshots(&run.job, before, 1).await.unwrap().remove(0).kept;
+        assert!(kept(4).await.is_ok());
+        assert_eq!(kept(3).await, Err("its snapshot is not stored".to_owned()));
+        assert_eq!(store.history(&run.job, u64::MAX, 10).await.unwrap().len(), 5, "decisions stay");
+        // One that is larger than all that is kept leaves nothing behind, and the decision is stored all the same.
+        let (sixth, large) = (decision(6, 5), "x".repeat(SNAPSHOT_BYTES as usize + 1));
+        store.put_decision(&run, &NewDecision { snapshot: &large, ..new(&sixth) }).await.unwrap();
+        let count = async || -> i64 {
+            let query = sql!("count", "SELECT count(*) FROM decision_snapshots");
+            query.fetch_one(&store.read).await.unwrap()
+        };
+        assert_eq!((count().await, store.decision(&run.job).await.unwrap().unwrap().decision), (0, sixth));
+        let seventh = decision(7, 6);
+        store.put_decision(&run, &new(&seventh)).await.unwrap();
+        assert_eq!(count().await, 1);
+        store.delete_job(&run.job, &[]).await.unwrap();
+        assert_eq!(count().await, 0);
+    }
+
+    #[tokio::test]
+    async fn damaged_snapshots_are_named_and_hide_no_other() {
+        let (store, _dir, run) = with_snapshots(3, 10).await;
+        for update in [
+            "UPDATE decision_snapshots SET snapshot = '{}' WHERE version = 3",
+            "UPDATE decision_reports SET seed = 1 WHERE version = 2",
+        ] {
+            store.write.execute(sql!("damage", update)).await.unwrap();
+        }
+        let rows = store.snapshots(&run.job, u64::MAX, 10).await.unwrap();
+        let said: Vec<Option<&str>> = rows.iter().map(|row| row.kept.as_ref().err().map(String::as_str)).collect();
+        let damaged = |what: &str| format!("the {what} of job j is damaged in the database");
+        let expected = [damaged("snapshot of decision 3"), damaged("report of decision 2")];
+        assert_eq!(said, [Some(&*expected[0]), Some(&*expected[1]), None]);
+        assert_eq!((versions(&rows), store.damaged_rows()), (vec![3, 2, 1], 2));
     }
 }

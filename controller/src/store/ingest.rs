@@ -489,7 +489,10 @@ mod tests {
             reason: "r".into(),
         };
         store
-            .put_decision(&run, &NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" })
+            .put_decision(
+                &run,
+                &NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}", snapshot: "{}" },
+            )
             .await
             .unwrap();
         let new = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "w" };
@@ -623,7 +626,7 @@ mod tests {
                 reason: "r".into(),
             };
             digest = decision.digest().0;
-            let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" };
+            let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}", snapshot: "{}" };
             store.put_decision(&run, &new).await.unwrap();
         }
         let applied =

@@ -246,13 +246,14 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
 }
 
 /// Everything of a job's run.
-const FORGET_RUN: [&str; 11] = [
+const FORGET_RUN: [&str; 12] = [
     "DELETE FROM progress WHERE job = $1",
     "DELETE FROM open_intervals WHERE job = $1",
     "DELETE FROM steps WHERE job = $1",
     "DELETE FROM ranks WHERE job = $1",
     "DELETE FROM decisions WHERE job = $1",
     "DELETE FROM decision_reports WHERE job = $1",
+    "DELETE FROM decision_snapshots WHERE job = $1",
     "DELETE FROM applied WHERE job = $1",
     "DELETE FROM trials WHERE job = $1",
     "DELETE FROM trial_reports WHERE job = $1",
@@ -399,7 +400,7 @@ mod tests {
             moved: Timestamp(2),
         };
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
-        let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}" };
+        let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}", snapshot: "{}" };
         let write_all = async |run: &JobRow| {
             [
                 store.put_decision(run, &new).await,

@@ -21,7 +21,7 @@ mod trials;
 mod trim;
 mod write;
 
-pub use decisions::{DecisionRow, HistoryRow, NewDecision};
+pub use decisions::{DecisionRow, HistoryRow, NewDecision, Recorded, SnapshotRow};
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
@@ -30,12 +30,13 @@ pub use nodes::{NodeRow, Registration};
 pub use steps::StepRow;
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{JobId, Timestamp};
 use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
 use parking_lot::Mutex;
 use sqlx::sqlite::SqlitePool;
 use statement::sql;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -148,6 +149,8 @@ pub struct Store {
     /// Read back once: reading it fits every curve anew.
     book: Mutex<Option<Arc<CoefficientBook>>>,
     book_reads: AtomicU64,
+    /// Steps as they were read last.
+    windows: Mutex<BTreeMap<JobId, steps::Window>>,
     looked: tokio::sync::Mutex<Option<Look>>,
     lock: Mutex<Option<Lock>>,
 }
@@ -169,12 +172,22 @@ impl Store {
     /// Opens the file, makes it when absent, brings it to this version. No other process may have it open.
     pub async fn open(path: &Path) -> Result<Self> {
         open::refuse_folder(path)?;
-        let lock = Mutex::new(Some(Lock::take(path)?));
+        let lock = Lock::take(path)?;
         private::prepare(path);
         let (write, read) = open::open(path).await?;
         decisions::rewrite(&write).await?;
-        let (book, book_reads, looked) = Default::default();
-        Ok(Self { write, read, damaged: checksum::Damaged::default(), book, book_reads, looked, lock })
+        Ok(Self::new(write, read, Some(lock)))
+    }
+
+    /// A store that is gone with this process, and leaves no file.
+    pub async fn in_memory() -> Result<Self> {
+        let (write, read) = open::in_memory().await?;
+        Ok(Self::new(write, read, None))
+    }
+
+    fn new(write: Writer, read: SqlitePool, lock: Option<Lock>) -> Self {
+        let (damaged, book, book_reads, windows, looked) = Default::default();
+        Self { write, read, damaged, book, book_reads, windows, looked, lock: Mutex::new(lock) }
     }
 
     /// Closes the file in an orderly way.

@@ -13,6 +13,9 @@ const FULL: i32 = 13;
 const CANNOT_OPEN: i32 = 14;
 const NOT_A_DATABASE: i32 = 26;
 
+/// What sqlx calls a database in memory; each that is opened by it is another one.
+const MEMORY: &str = "sqlite::memory:";
+
 /// One connection that writes and a few that read.
 pub(super) async fn open(path: &Path) -> Result<(Writer, SqlitePool)> {
     let options = SqliteConnectOptions::new()
@@ -22,6 +25,22 @@ pub(super) async fn open(path: &Path) -> Result<(Writer, SqlitePool)> {
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
         .busy_timeout(TIMEOUT);
+    let reading = options.clone().read_only(true);
+    connect(path, options, reading).await
+}
+
+/// The same, to a database that no other process sees and that is gone with its connections.
+pub(super) async fn in_memory() -> Result<(Writer, SqlitePool)> {
+    let path = Path::new(MEMORY);
+    let options = MEMORY.parse::<SqliteConnectOptions>().map_err(|e| explain(path, &e))?;
+    connect(path, options.clone(), options).await
+}
+
+async fn connect(
+    path: &Path,
+    options: SqliteConnectOptions,
+    reading: SqliteConnectOptions,
+) -> Result<(Writer, SqlitePool)> {
     let unusable = |error: &sqlx::Error| explain(path, error);
     // A connection to a file does not age. One that reads stays open, so that the log and its index stay as well: on a
     // full disk they could not be made again.
@@ -32,7 +51,7 @@ pub(super) async fn open(path: &Path) -> Result<(Writer, SqlitePool)> {
     let write = pool(1).connect_with(options.clone()).await.map_err(|e| unusable(&e))?;
     check(path, &write).await?;
     sqlx::migrate!("../migrations").run(&write).await.map_err(|e| explain_migration(path, e))?;
-    let read = pool(READERS).connect_with(options.clone().read_only(true)).await.map_err(|e| unusable(&e))?;
+    let read = pool(READERS).connect_with(reading).await.map_err(|e| unusable(&e))?;
     Ok((Writer::new(write, options), read))
 }
 

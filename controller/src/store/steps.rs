@@ -21,12 +21,60 @@ pub(super) const STEP_SPANS: &str = "SELECT rank,
         (SELECT max(step) FROM steps WHERE job = $1 AND rank = ranks.rank) AS newest
         FROM ranks WHERE job = $1) AS spans WHERE oldest IS NOT NULL";
 
+/// Of every rank: the step up to which what is known of it still holds (`$4`: rank, newest step, when that arrived), and the
+/// steps after it. Steps are only ever replaced together with all later ones of their rank, so those before one that is
+/// still the same are the same, too.
+///
 /// One row of JSON: each row of a result crosses from SQLite's thread to this one by itself, which costs far more
-/// than its content when hundreds of steps are read every second.
-pub(super) const STEPS: &str =
-    "SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us,
-        comp_us, sync_us, wait_us, step_us, gain, energy, bytes_sent))
-    FROM (SELECT * FROM steps WHERE job = $1 AND step >= $2 AND step < $3 ORDER BY step, rank)";
+/// than its content when hundreds of steps are read.
+///
+/// Made once each and in this order, which SQLite does not choose by itself: it would look at each known step of each rank
+/// for every row of the window.
+pub(super) const STEPS: &str = "WITH newest AS MATERIALIZED
+        (SELECT value ->> 0 AS rank, value ->> 1 AS step, value ->> 2 AS received FROM json_each($4)),
+    held AS MATERIALIZED (SELECT rank, coalesce((SELECT step FROM newest CROSS JOIN steps USING (rank, step)
+            WHERE job = $1 AND newest.rank = ranks.rank AND received_us = received), $2 - 1) AS known
+        FROM ranks WHERE job = $1)
+    SELECT json_group_array(json_array(rank, known,
+        (SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us, comp_us, sync_us,
+            wait_us, step_us, gain, energy, bytes_sent))
+         FROM steps WHERE job = $1 AND rank = held.rank AND step > held.known AND step < $3)))
+    FROM held";
+
+/// Jobs of which that is kept: more than run on most clusters at once, and a few hundred kB each at 16 ranks.
+const MAX_WINDOWS: usize = 64;
+
+/// Steps of a job that were read: the next look reads what is new. By step and rank.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Nothing is missing from here on.
+    from: u64,
+    rows: BTreeMap<(u64, u32), StepRow>,
+}
+
+/// What [`STEPS`] reads of a rank: the rank, up to which step what is known of it holds (-1: not at all), what comes after.
+type News = (u32, i64, Vec<StepRow>);
+
+impl Window {
+    fn new(from: u64) -> Self {
+        Self { from, rows: BTreeMap::new() }
+    }
+
+    /// For [`STEPS`].
+    fn newest(&self) -> Vec<(u32, u64, Timestamp)> {
+        let newest: BTreeMap<u32, _> = self.rows.values().map(|row| (row.rank, (row.step, row.received))).collect();
+        newest.into_iter().map(|(rank, (step, received))| (rank, step, received)).collect()
+    }
+
+    fn take(&mut self, from: u64, news: Vec<News>) {
+        let holds: BTreeMap<u32, i64> = news.iter().map(|(rank, known, _)| (*rank, *known)).collect();
+        let held = |step: u64, rank: u32| holds.get(&rank).is_some_and(|known| i128::from(step) <= i128::from(*known));
+        self.rows.retain(|(step, rank), _| held(*step, *rank));
+        self.rows.extend(news.into_iter().flat_map(|(_, _, rows)| rows).map(|row| ((row.step, row.rank), row)));
+        self.rows = self.rows.split_off(&(from, 0));
+        self.from = from;
+    }
+}
 
 /// Stores a report: forgets what is of an earlier run of the job, stores, forgets what fell out of the window. All in one
 /// query, since each is a way to the database's thread and back.
@@ -115,9 +163,20 @@ impl Store {
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
     pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
-        let query = sql!("read steps", STEPS, job, from, from.saturating_add(steps));
-        let rows: String = query.fetch_one(&self.read).await?;
-        stored("read steps", "row", serde_json::from_str(&rows))
+        let to = from.saturating_add(steps);
+        let known = self.windows.lock().remove(job).filter(|window| window.from <= from);
+        let mut window = known.unwrap_or_else(|| Window::new(from));
+        let newest = json("read steps", &window.newest())?;
+        let query = sql!("read steps", STEPS, job, from, to, newest);
+        let news: String = query.fetch_one(&self.read).await?;
+        window.take(from, stored("read steps", "row", serde_json::from_str(&news))?);
+        let rows = window.rows.range(..(to, 0)).map(|(_, row)| row.clone()).collect();
+        let mut windows = self.windows.lock();
+        windows.insert(job.clone(), window);
+        if windows.len() > MAX_WINDOWS {
+            windows.clear();
+        }
+        Ok(rows)
     }
 }
 
@@ -155,4 +214,84 @@ async fn put_progress(db: &mut SqliteConnection, r: &StepsReport, now: Timestamp
     }
     let text = "UPDATE jobs SET loss = coalesce($2, loss), accuracy = coalesce($3, accuracy) WHERE job = $1";
     sql!(operation, text, r.job, loss, accuracy).execute(db).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::jobs;
+    use super::super::tests::{alone, begun, scratch};
+    use super::*;
+
+    /// What is read on top of what was read before is what is stored, whatever was written in between.
+    #[tokio::test]
+    async fn steps_that_were_read_before_are_those_that_are_stored() {
+        let (store, _dir) = scratch().await;
+        let job = begun(&store, Timestamp(0)).await.job;
+        let put = async |rank: u32, (from, to): (u64, u64), now: u64| {
+            let record = |step| StepRecord {
+                step,
+                compute_us: now as f64,
+                comp_us: 0.0,
+                sync_us: 1.0 / 3.0,
+                wait_us: None,
+                step_us: 4.0,
+                bytes_sent: 1,
+                gain: 1.0,
+                energy: None,
+                loss: None,
+                accuracy: None,
+            };
+            let (steps, strategy) = ((from..to).map(record).collect(), Strategy::DENSE_RING);
+            let report = StepsReport { job: job.clone(), rank, version: 0, strategy: strategy.into(), steps };
+            let mut tx = store.write.begin("store steps").await.unwrap();
+            let seen = flexcomm_wire::JobSeen { rank, world: 3, ..alone(job.clone()) };
+            jobs::join(&mut tx, &"n".parse().unwrap(), &seen, Timestamp(now)).await.unwrap();
+            put_steps(&mut tx, &report, &strategy, Timestamp(now)).await.unwrap();
+            tx.commit().await.unwrap();
+        };
+        let same = async |from: u64, count: u64, rows: usize| {
+            let found = store.steps(&job, from, count).await.unwrap();
+            store.windows.lock().clear();
+            assert_eq!(found, store.steps(&job, from, count).await.unwrap(), "{from} {count}");
+            assert_eq!(found.len(), rows, "{found:?}");
+            found
+        };
+        same(0, 10, 0).await;
+        put(0, (0, 5), 1).await;
+        put(1, (0, 3), 2).await;
+        same(0, 10, 8).await;
+        put(1, (3, 6), 3).await;
+        assert!(same(0, 10, 11).await.is_sorted_by_key(|row| (row.step, row.rank)));
+        // A rank that is new and behind, the end of the window before what is stored, its start moving on and back.
+        put(2, (0, 2), 4).await;
+        same(0, 4, 10).await;
+        same(1, 9, 10).await;
+        same(4, 10, 3).await;
+        put(2, (2, 6), 5).await;
+        same(5, 10, 2).await;
+        same(0, 10, 17).await;
+        // A rank that begins again, before and at what was read of it.
+        put(0, (2, 7), 6).await;
+        assert_eq!(same(0, 10, 19).await[6].compute_us, 6.0);
+        put(0, (6, 7), 7).await;
+        same(0, 10, 19).await;
+        put(0, (0, 1), 8).await;
+        same(0, 10, 13).await;
+        store.delete_job(&job, &[]).await.unwrap();
+        assert!(store.steps(&job, 0, 10).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_look_reads_only_what_is_new() {
+        let window = |steps: std::ops::Range<u64>| {
+            let row = |step| crate::measure::tests::row(step, 0, 0, 1.0);
+            let mut window = Window::new(0);
+            window.take(0, vec![(0, -1, steps.map(row).collect())]);
+            window
+        };
+        assert_eq!(window(0..5).newest().iter().map(|(rank, step, _)| (*rank, *step)).collect::<Vec<_>>(), [(0, 4)]);
+        let mut known = window(0..5);
+        known.take(2, vec![(0, 4, vec![])]);
+        assert_eq!(known.rows.len(), 3, "what holds is not read again");
+    }
 }

@@ -5,6 +5,7 @@ mod bad_input;
 mod common;
 mod connections;
 mod contradicted;
+mod embedded;
 mod full_disk;
 mod missing;
 mod modes;

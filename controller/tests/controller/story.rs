@@ -2,10 +2,13 @@
 //! network collapses, the decision follows and says why.
 
 use crate::common::{Agent, Api, Network, Server, VALUES, config, node};
+use flexcomm_controller::replay::{Comparison, Replayed, Settings, replay};
 use flexcomm_domain::{Link, LinkMatrix, Strategy, Version};
 use flexcomm_optimizer::Problem;
 use flexcomm_wire::ReportBody;
-use flexcomm_wire::api::{DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, TrialView};
+use flexcomm_wire::api::{
+    DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, SnapshotEntry, TrialView,
+};
 use serde_json::Value;
 
 const FAST: Network = Network { latency_us: 100.0, bandwidth_bps: 25e9 };
@@ -164,6 +167,26 @@ async fn the_history_says_why(api: &Api, second: &DecisionView) -> usize {
     history.len()
 }
 
+/// Every decision, and the newest look, by what is stored of them.
+async fn all_is_decided_again_the_same(api: &Api, decisions: usize) {
+    let entries: Vec<SnapshotEntry> = api.json("/api/v1/jobs/j/snapshots").await;
+    let replayed: Vec<Replayed> = entries.iter().map(|entry| replay(entry, &Settings::new())).collect();
+    assert!(replayed.iter().all(|r| r.comparison == Comparison::Same), "{replayed:#?}");
+    assert!(replayed.iter().all(|r| r.form.is_empty() && r.at.is_some()), "{replayed:#?}");
+    let made = |r: &&Replayed| r.recorded.as_ref().is_some_and(|choice| choice.verdict == "change");
+    assert!(replayed.iter().filter(made).count() >= decisions && decisions >= 2, "{replayed:#?}");
+
+    let versions = async |query: &str| -> Vec<u64> {
+        let page: Vec<SnapshotEntry> = api.json(&format!("/api/v1/jobs/j/snapshots{query}")).await;
+        page.iter().map(|entry| entry.version).collect()
+    };
+    assert_eq!(versions("?before=3&limit=1").await, [2]);
+    assert_eq!(versions("?before=3&limit=4000000000").await, [2, 1]);
+    assert!(versions("?before=1").await.is_empty());
+    assert_eq!(api.get("/api/v1/jobs/nobody/snapshots").await.status(), 404);
+    assert_eq!(api.get("/api/v1/jobs/j/snapshots?since=3").await.status(), 400);
+}
+
 async fn time_is_predicted_and_measured(cluster: &mut Cluster, api: &Api, second: &DecisionView) {
     let intervals: Vec<IntervalView> = cluster
         .train_until(api, "measured intervals", async |api| {
@@ -231,6 +254,7 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     let applied = the_first_decision(&mut cluster, &api).await;
     let second = the_network_collapses(&mut cluster, &api, &applied).await;
     let decisions = the_history_says_why(&api, &second).await;
+    all_is_decided_again_the_same(&api, decisions).await;
     time_is_predicted_and_measured(&mut cluster, &api, &second).await;
 
     for agent in &mut cluster.agents {

@@ -8,9 +8,6 @@ use crate::plan::{CONTROLLER_PORT, node_addr, node_name};
 /// defaults divided by three to ten. Rates are scaled down, so throughput tests need fewer bytes and a larger
 /// share to be as frequent: a test that a saturated link of 4 Mbit/s lets fail is charged whole seconds.
 const SETTINGS: &str = "
-[loop]
-debounce_ms = 400
-
 [probes]
 budget_share = 0.2
 min_bytes = 131072
