@@ -51,10 +51,24 @@ pub struct Coefficients {
     pub tcp: Tcp,
     /// Bytes that fit into the queue of a NIC, each way.
     pub buffer_bytes: f64,
+    /// How blocks are gathered.
+    #[serde(default)]
+    pub gather: Gather,
     /// What a collective costs a rank besides its transfers.
     pub software: Software,
     /// Seconds to compress and decompress, by compressor's name.
     pub codec: BTreeMap<String, CodecSeconds>,
+}
+
+/// An algorithm that gathers every rank's block on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gather {
+    /// Recursive doubling where the ranks are a power of two, else a ring.
+    #[default]
+    Doubling,
+    /// A ring, as Gloo does it.
+    Ring,
 }
 
 /// Seconds per value of the gradient, and per kept value on top, to compress and to decompress one message.

@@ -1,7 +1,7 @@
 //! A step of a job: every rank computes, and exchanges its buckets one after the other while it does.
 
 use crate::network::{ConnectionId, Happened, Network};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A message of a collective.
@@ -20,8 +20,8 @@ pub struct Round {
     pub index: u32,
     /// In the order in which they are posted.
     pub sends: Vec<Send>,
-    /// How many messages of this round it waits for.
-    pub receives: u32,
+    /// From whom it waits for a message of this round.
+    pub senders: Vec<usize>,
     /// Bytes of these.
     pub received_bytes: f64,
 }
@@ -31,6 +31,8 @@ pub struct Round {
 pub struct Program {
     /// By rank.
     pub ranks: Vec<Vec<Round>>,
+    /// Whether all of it happens once for each of [`Software::segments`], with that part of the bytes.
+    pub segmented: bool,
 }
 
 /// A part of a bucket's exchange.
@@ -101,7 +103,31 @@ pub struct Software {
     pub round_s: f64,
     /// Seconds for each byte received, to copy and to add up.
     pub byte_s: f64,
+    /// Exchanges of a rank that are under way at once (Gloo: 2, by the threads of its process group).
+    #[serde(default = "one")]
+    pub at_once: u32,
+    /// Whether a message leaves only when its receiver has said that it waits for it (Gloo's unbound buffers): a round then takes
+    /// latency there and back.
+    #[serde(default)]
+    pub rendezvous: bool,
+    /// Segments of an allreduce's blocks that go round side by side (Gloo's ring: 2).
+    #[serde(default = "one")]
+    pub segments: u32,
 }
+
+fn one() -> u32 {
+    1
+}
+
+impl Software {
+    /// Of nothing but these times: one exchange after the other, messages leave at once, in one piece.
+    pub const fn plain(collective_s: f64, round_s: f64, byte_s: f64) -> Self {
+        Self { collective_s, round_s, byte_s, at_once: 1, rendezvous: false, segments: 1 }
+    }
+}
+
+/// Bytes with which a receiver says that it waits (Gloo's preamble of a message).
+const READY_BYTES: f64 = 56.0;
 
 /// Which round of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,6 +138,19 @@ pub struct RoundOf {
     pub stage: usize,
     /// Of the collective: [`Round::index`].
     pub round: u32,
+    /// Of the collective's segments.
+    pub segment: u32,
+}
+
+/// Where something of a rank's goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At {
+    /// Which rank.
+    pub rank: usize,
+    /// Which of its exchanges.
+    pub exchange: usize,
+    /// Which segment of a collective; 0 where there is none.
+    pub segment: u32,
 }
 
 /// What events of the job and of others carry.
@@ -120,11 +159,20 @@ pub enum Token<T> {
     /// A rank's own computing goes on.
     Compute(usize),
     /// A rank's exchange goes on.
-    Exchange(usize),
+    Exchange(At),
     /// A message of the job.
     Message {
         /// Whom to.
         to: usize,
+        /// Of what.
+        of: RoundOf,
+    },
+    /// A receiver of a message says that it waits for it.
+    Ready {
+        /// Who is to send it.
+        to: usize,
+        /// Who waits.
+        by: usize,
         /// Of what.
         of: RoundOf,
     },
@@ -145,20 +193,49 @@ struct Rank {
     piece: usize,
     /// Exchanges that its own computing has begun.
     begun: usize,
-    exchange: usize,
-    stage: usize,
-    round: usize,
-    /// A timer of its exchange runs.
-    busy: bool,
-    posted: bool,
-    entered: bool,
-    arrived: BTreeMap<RoundOf, u32>,
+    exchanges: Vec<Exchange>,
+    /// Software of all exchanges takes turns.
+    free_at: f64,
+    arrived: BTreeMap<RoundOf, usize>,
+    /// Sends that wait for their receiver, with their bytes; and receivers that wait for a send.
+    posted: BTreeMap<(RoundOf, usize), f64>,
+    ready: BTreeSet<(RoundOf, usize)>,
     after: bool,
     done: bool,
 }
 
+/// A rank's side of an exchange.
+#[derive(Debug, Clone, Default)]
+struct Exchange {
+    stage: usize,
+    entered: bool,
+    /// A timer of the stage runs.
+    busy: bool,
+    segments: Vec<Segment>,
+    done: bool,
+}
+
+/// A part of a collective that goes through all of its rounds.
+#[derive(Debug, Clone, Default)]
+struct Segment {
+    round: usize,
+    posted: bool,
+    /// A timer of it runs.
+    busy: bool,
+}
+
 /// What takes what is not the job's.
 pub type Others<'a, T> = dyn FnMut(&mut Network<Token<T>>, Happened<T>) + 'a;
+
+/// A step that cannot end: nothing is left that could happen. Completes "failed to ...".
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("end a step: rank {rank} waits in exchange {exchange} for messages that nobody sends, or that never arrive")]
+pub struct Stuck {
+    /// The first that waits.
+    pub rank: usize,
+    /// In which exchange of the step.
+    pub exchange: usize,
+}
 
 /// Runs a step to its end on every rank. `starts`: when each rank's begins. What is not the job's goes to `others`.
 pub fn run<T: Copy>(
@@ -168,35 +245,39 @@ pub fn run<T: Copy>(
     step: &Step,
     starts: &[f64],
     others: &mut Others<'_, T>,
-) -> Times {
+) -> Result<Times, Stuck> {
     let ranks = starts.iter().map(|&began| Rank {
         times: RankTimes { began, exchanges: vec![Span::default(); step.exchanges.len()], ..RankTimes::default() },
+        exchanges: vec![Exchange::default(); step.exchanges.len()],
         ..Rank::default()
     });
     let mut run = Run { network, mesh, software, step, ranks: ranks.collect() };
     for rank in 0..run.ranks.len() {
         run.next_piece(rank, run.ranks[rank].times.began);
     }
-    while run.ranks.iter().any(|rank| !rank.done) {
+    while let Some(rank) = run.ranks.iter().position(|rank| !rank.done) {
         match run.network.advance() {
-            None => break,
-            Some(Happened::Timer(Token::Compute(rank))) => run.computed(rank),
-            Some(Happened::Timer(Token::Exchange(rank))) => {
-                run.ranks[rank].busy = false;
-                run.exchange(rank);
+            None => {
+                let ended = |exchange: &Span| exchange.to > 0.0;
+                let exchange = run.ranks[rank].times.exchanges.iter().filter(|e| ended(e)).count();
+                return Err(Stuck { rank, exchange });
             }
+            Some(Happened::Timer(Token::Compute(rank))) => run.computed(rank),
+            Some(Happened::Timer(Token::Exchange(at))) => run.software_done(at),
             Some(Happened::Delivered(Token::Message { to, of })) => {
                 *run.ranks[to].arrived.entry(of).or_default() += 1;
                 run.exchange(to);
             }
+            Some(Happened::Delivered(Token::Ready { to, by, of })) => run.ready(to, by, of),
             Some(Happened::Timer(Token::Other(token))) => others(run.network, Happened::Timer(token)),
             Some(Happened::Delivered(Token::Other(token))) => others(run.network, Happened::Delivered(token)),
             Some(
-                Happened::Timer(Token::Message { .. }) | Happened::Delivered(Token::Compute(_) | Token::Exchange(_)),
+                Happened::Timer(Token::Message { .. } | Token::Ready { .. })
+                | Happened::Delivered(Token::Compute(_) | Token::Exchange(_)),
             ) => {}
         }
     }
-    Times { ranks: run.ranks.into_iter().map(|rank| rank.times).collect() }
+    Ok(Times { ranks: run.ranks.into_iter().map(|rank| rank.times).collect() })
 }
 
 struct Run<'a, T> {
@@ -236,79 +317,131 @@ impl<T: Copy> Run<'_, T> {
 
     /// A rank's exchanges go on as far as they can.
     fn exchange(&mut self, rank: usize) {
-        while !self.ranks[rank].busy {
-            let Rank { exchange, begun, after, .. } = self.ranks[rank];
-            let computed = self.ranks[rank].piece == self.step.compute[rank].len();
-            if exchange == self.step.exchanges.len() && computed && !after {
-                self.ranks[rank].after = true;
-                self.network.timer(self.network.now() + self.step.after[rank], Token::Compute(rank));
+        let at_once = self.software.at_once.max(1) as usize;
+        loop {
+            let Rank { exchanges, begun, .. } = &self.ranks[rank];
+            let open = (0..exchanges.len()).filter(|&number| !exchanges[number].done).take(at_once);
+            let open: Vec<usize> = open.take_while(|number| number < begun).collect();
+            if !open.into_iter().any(|exchange| self.stage(rank, exchange)) {
+                break;
             }
-            if exchange >= begun.min(self.step.exchanges.len()) || !self.stage(rank) {
-                return;
-            }
+        }
+        let Rank { exchanges, after, piece, .. } = &self.ranks[rank];
+        let computed = *piece == self.step.compute[rank].len();
+        if computed && !after && exchanges.iter().all(|exchange| exchange.done) {
+            self.ranks[rank].after = true;
+            self.network.timer(self.network.now() + self.step.after[rank], Token::Compute(rank));
         }
     }
 
-    fn busy(&mut self, rank: usize, seconds: f64) {
-        self.ranks[rank].busy = true;
-        self.network.timer(self.network.now() + seconds, Token::Exchange(rank));
+    /// After what else the rank's software has to do.
+    fn software(&mut self, at: At, seconds: f64) {
+        let until = self.ranks[at.rank].free_at.max(self.network.now()) + seconds;
+        self.ranks[at.rank].free_at = until;
+        self.network.timer(until, Token::Exchange(at));
     }
 
-    /// One thing of a rank's stage; whether there was one to do.
-    fn stage(&mut self, rank: usize) -> bool {
-        let Rank { exchange, stage, entered, .. } = self.ranks[rank];
+    fn software_done(&mut self, At { rank, exchange, segment }: At) {
+        let state = &mut self.ranks[rank].exchanges[exchange];
+        match state.segments.get_mut(segment as usize) {
+            Some(segment) if !state.busy => segment.busy = false,
+            _ => state.busy = false,
+        }
+        self.exchange(rank);
+    }
+
+    /// One thing of a rank's exchange; whether there was one to do.
+    fn stage(&mut self, rank: usize, exchange: usize) -> bool {
+        let Exchange { stage, entered, busy, .. } = self.ranks[rank].exchanges[exchange];
+        if busy {
+            return false;
+        }
+        let now = self.network.now();
         if stage == 0 && !entered {
-            self.ranks[rank].times.exchanges[exchange].from = self.network.now();
+            self.ranks[rank].times.exchanges[exchange].from = now;
         }
         let Some(what) = self.step.exchanges[exchange].get(stage) else {
-            let now = self.network.now();
-            let state = &mut self.ranks[rank];
-            state.times.exchanges[exchange].to = now;
-            (state.exchange, state.stage, state.entered) = (exchange + 1, 0, false);
+            self.ranks[rank].times.exchanges[exchange].to = now;
+            self.ranks[rank].exchanges[exchange].done = true;
             return true;
         };
-        match (what, entered) {
-            (Stage::Compute(seconds), false) => {
-                self.ranks[rank].entered = true;
-                self.busy(rank, seconds[rank]);
+        let (seconds, segments) = match (what, entered) {
+            (Stage::Compute(seconds), false) => (seconds[rank], 0),
+            (Stage::Collective(program), false) => {
+                (self.software.collective_s, if program.segmented { self.software.segments.max(1) } else { 1 })
             }
-            (Stage::Collective(_), false) => {
-                (self.ranks[rank].entered, self.ranks[rank].round) = (true, 0);
-                self.busy(rank, self.software.collective_s);
-            }
-            (Stage::Compute(_), true) => self.leave_stage(rank),
-            (Stage::Collective(program), true) => return self.round(rank, program),
-        }
+            (Stage::Compute(_), true) => return self.leave_stage(rank, exchange),
+            (Stage::Collective(program), true) => return self.collective(rank, exchange, program),
+        };
+        let state = &mut self.ranks[rank].exchanges[exchange];
+        (state.entered, state.busy) = (true, true);
+        state.segments = vec![Segment::default(); segments as usize];
+        self.software(At { rank, exchange, segment: 0 }, seconds);
         true
     }
 
-    fn leave_stage(&mut self, rank: usize) {
-        let state = &mut self.ranks[rank];
+    fn leave_stage(&mut self, rank: usize, exchange: usize) -> bool {
+        let state = &mut self.ranks[rank].exchanges[exchange];
         (state.stage, state.entered) = (state.stage + 1, false);
+        true
     }
 
-    fn round(&mut self, rank: usize, program: &Program) -> bool {
-        let Rank { exchange, stage, round, posted, .. } = self.ranks[rank];
-        let Some(what) = program.ranks[rank].get(round) else {
-            self.leave_stage(rank);
-            return true;
-        };
-        let of = RoundOf { exchange, stage, round: what.index };
-        if !posted {
-            for send in &what.sends {
-                if let Some(connection) = self.mesh.to[rank][send.to] {
-                    let token = Token::Message { to: send.to, of };
-                    self.network.send(connection, send.bytes, token);
-                }
-            }
-            self.ranks[rank].posted = true;
+    /// A segment of a collective goes on, or the collective ends; whether there was anything to do.
+    fn collective(&mut self, rank: usize, exchange: usize, program: &Program) -> bool {
+        let segments = &self.ranks[rank].exchanges[exchange].segments;
+        let count = segments.len() as u32;
+        if segments.iter().all(|segment| !segment.busy && segment.round == program.ranks[rank].len()) {
+            return self.leave_stage(rank, exchange);
         }
-        if self.ranks[rank].arrived.get(&of).copied().unwrap_or(0) < what.receives {
+        let share = 1.0 / f64::from(count);
+        (0..count).any(|segment| self.round(At { rank, exchange, segment }, program, share))
+    }
+
+    fn round(&mut self, at: At, program: &Program, share: f64) -> bool {
+        let At { rank, exchange, segment } = at;
+        let stage = self.ranks[rank].exchanges[exchange].stage;
+        let Segment { round, posted, busy } = self.ranks[rank].exchanges[exchange].segments[segment as usize];
+        let Some(what) = program.ranks[rank].get(round).filter(|_| !busy) else { return false };
+        let of = RoundOf { exchange, stage, round: what.index, segment };
+        if !posted {
+            self.post(rank, of, what, share);
+            self.ranks[rank].exchanges[exchange].segments[segment as usize].posted = true;
+        }
+        if self.ranks[rank].arrived.get(&of).copied().unwrap_or(0) < what.senders.len() {
             return false;
         }
         self.ranks[rank].arrived.remove(&of);
-        (self.ranks[rank].round, self.ranks[rank].posted) = (round + 1, false);
-        self.busy(rank, self.software.round_s + self.software.byte_s * what.received_bytes);
+        self.ranks[rank].exchanges[exchange].segments[segment as usize] =
+            Segment { round: round + 1, posted: false, busy: true };
+        self.software(at, self.software.round_s + self.software.byte_s * what.received_bytes * share);
         true
+    }
+
+    fn post(&mut self, rank: usize, of: RoundOf, what: &Round, share: f64) {
+        if self.software.rendezvous {
+            for &sender in &what.senders {
+                self.transmit(rank, sender, READY_BYTES, Token::Ready { to: sender, by: rank, of });
+            }
+        }
+        for send in &what.sends {
+            if self.software.rendezvous && !self.ranks[rank].ready.remove(&(of, send.to)) {
+                self.ranks[rank].posted.insert((of, send.to), send.bytes * share);
+            } else {
+                self.transmit(rank, send.to, send.bytes * share, Token::Message { to: send.to, of });
+            }
+        }
+    }
+
+    fn ready(&mut self, sender: usize, by: usize, of: RoundOf) {
+        match self.ranks[sender].posted.remove(&(of, by)) {
+            Some(bytes) => self.transmit(sender, by, bytes, Token::Message { to: by, of }),
+            None => _ = self.ranks[sender].ready.insert((of, by)),
+        }
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, bytes: f64, token: Token<T>) {
+        if let Some(connection) = self.mesh.to[from][to] {
+            self.network.send(connection, bytes, token);
+        }
     }
 }

@@ -47,6 +47,19 @@ pub enum Happened<T> {
     Timer(T),
 }
 
+/// What the kernels of both ends know of a connection (`tcp_info`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Counted {
+    /// Bytes that have left.
+    pub sent: f64,
+    /// Bytes that wait to leave.
+    pub waiting: f64,
+    /// Seconds there and back on an idle network.
+    pub path_s: f64,
+    /// The same with the queues on the way as they are.
+    pub round_trip_s: f64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     /// Nothing to send.
@@ -75,6 +88,8 @@ struct Connection<T> {
     /// Bytes per second since `settled`.
     rate: f64,
     settled: f64,
+    /// Bytes, in all.
+    sent: f64,
     window: f64,
     /// Above it a window no longer doubles.
     threshold: f64,
@@ -84,6 +99,8 @@ struct Connection<T> {
     last_sent: f64,
     /// No message overtakes another.
     last_arrival: f64,
+    /// It sends a largest window per round trip, evenly: as one that sends at the full rate and then waits for acknowledgements.
+    paced: bool,
     /// Events of earlier plans are out of date.
     plan: u64,
 }
@@ -160,6 +177,9 @@ impl Left {
     }
 }
 
+/// Bytes per second of a connection without ports: what a kernel copies.
+const WITHIN_MACHINE: f64 = 4e9;
+
 /// A byte less than this is none: what rounding leaves of a message.
 const LEAST_BYTES: f64 = 1e-3;
 
@@ -200,12 +220,14 @@ impl<T: Copy> Network<T> {
             state: State::Idle,
             rate: 0.0,
             settled: 0.0,
+            sent: 0.0,
             window,
             threshold: f64::INFINITY,
             window_left: window,
             round_ends: 0.0,
             last_sent: f64::NEG_INFINITY,
             last_arrival: 0.0,
+            paced: false,
             plan: 0,
         });
         self.connections.len() - 1
@@ -244,6 +266,26 @@ impl<T: Copy> Network<T> {
     pub fn datagram(&mut self, id: ConnectionId, bytes: f64, token: T) {
         let delay = self.connections[id].latency.at(self.now) + self.queueing(id, bytes);
         self.push(self.now + delay, Event::Happened(Happened::Delivered(token)));
+    }
+
+    /// Closes a connection on which nothing waits, and opens it again: what it knows of the way is forgotten.
+    pub fn reopen(&mut self, id: ConnectionId) {
+        let connection = &mut self.connections[id];
+        if connection.state == State::Idle {
+            connection.window = self.tcp.initial_window();
+            (connection.threshold, connection.round_ends) = (f64::INFINITY, 0.0);
+        }
+    }
+
+    /// What a look at a connection shows.
+    pub fn counted(&self, id: ConnectionId) -> Counted {
+        let Connection { queue, rate, settled, sent, window, .. } = &self.connections[id];
+        let (path_s, since) = (self.round_trip(id), rate * (self.now - settled));
+        // Windows of a kernel go on growing while the link holds the stream up, until packets queue; here they stop at what fits.
+        let held_up = *rate > 0.0 && rate * path_s < 0.99 * window;
+        let queueing_s = if held_up { self.queueing(id, 0.0).max(path_s) } else { self.queueing(id, 0.0) };
+        let waiting: f64 = queue.iter().map(|message| message.left).sum();
+        Counted { sent: sent + since, waiting: (waiting - since).max(0.0), path_s, round_trip_s: path_s + queueing_s }
     }
 
     /// The next thing that happens, and the clock is there. None when nothing is left.
@@ -303,9 +345,19 @@ impl<T: Copy> Network<T> {
         self.connections[id].path.iter().map(wait).sum()
     }
 
+    fn queued(&self, id: ConnectionId) -> f64 {
+        self.connections[id].queue.iter().map(|message| message.left).sum()
+    }
+
     fn in_flight(&self, id: ConnectionId) -> f64 {
-        let connection = &self.connections[id];
-        connection.window.min(connection.queue.iter().map(|message| message.left).sum())
+        self.connections[id].window.min(self.queued(id))
+    }
+
+    /// Bytes per second that a window which grows no more lets through, while more than one window is to be sent.
+    fn pace(&self, id: ConnectionId) -> Option<f64> {
+        let window = self.connections[id].window;
+        (window >= self.tcp.window_bytes && self.queued(id) > window + LEAST_BYTES)
+            .then(|| window / self.round_trip(id))
     }
 
     /// A connection starts to send its first message, or the rest of it.
@@ -316,6 +368,11 @@ impl<T: Copy> Network<T> {
         }
         self.connections[id].state = State::Sending;
         let path = self.connections[id].path.clone();
+        if path.is_empty() {
+            self.connections[id].rate = WITHIN_MACHINE;
+            self.plan(id);
+            return;
+        }
         for &port in &path {
             self.ports[port].sending.insert(id);
         }
@@ -375,6 +432,7 @@ impl<T: Copy> Network<T> {
         connection.settled = now;
         if sent > 0.0 {
             connection.last_sent = now;
+            connection.sent += sent;
             connection.window_left -= sent;
             if let Some(message) = connection.queue.front_mut() {
                 message.left -= sent;
@@ -420,10 +478,15 @@ impl<T: Copy> Network<T> {
             self.leave_ports(id);
             return;
         }
-        if now >= connection.round_ends {
+        let last_window = connection.paced && self.pace(id).is_none();
+        if last_window || now >= self.connections[id].round_ends {
             let round_trip = self.round_trip(id);
             let connection = &mut self.connections[id];
             (connection.window_left, connection.round_ends) = (connection.window, now + round_trip);
+        }
+        if last_window {
+            let path = self.connections[id].path.clone();
+            return self.share(&path);
         }
         if self.connections[id].window_left <= LEAST_BYTES {
             let until = self.connections[id].round_ends;
@@ -436,7 +499,7 @@ impl<T: Copy> Network<T> {
 
     /// When a sending connection is looked at next, at its rate.
     fn plan(&mut self, id: ConnectionId) {
-        let round_trip = self.round_trip(id);
+        let (round_trip, queued) = (self.round_trip(id), self.queued(id));
         let now = self.now;
         let connection = &mut self.connections[id];
         connection.plan += 1;
@@ -446,11 +509,17 @@ impl<T: Copy> Network<T> {
             return;
         }
         // Acknowledgements come as fast as bytes leave: the window slides and is never used up.
-        let slides = rate * round_trip <= connection.window;
+        let paced = connection.paced;
+        let slides = paced || rate * round_trip <= connection.window;
         if slides {
             (connection.window_left, connection.round_ends) = (connection.window, now + round_trip);
         }
-        let bytes = if slides { left } else { left.min(connection.window_left) };
+        let bytes = match (paced, slides) {
+            // The last window goes as fast as the ports let it.
+            (true, _) => left.min(queued - connection.window),
+            (false, true) => left,
+            (false, false) => left.min(connection.window_left),
+        };
         self.push(now + bytes.max(0.0) / rate, Event::Connection { id, plan });
     }
 
@@ -486,7 +555,7 @@ impl<T: Copy> Network<T> {
         (ports, connections)
     }
 
-    /// Progressive filling: the port with the least left for each of its flows is full first.
+    /// Progressive filling: the port with the least left for each of its flows is full first, unless a connection's pace is less.
     fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
         let whole = |&port: &PortId| {
             let PortState { port: Port { competitors, .. }, sending, .. } = &self.ports[port];
@@ -495,17 +564,23 @@ impl<T: Copy> Network<T> {
         };
         let mut left: Vec<Left> = ports.iter().map(whole).collect();
         let mut open = connections.clone();
+        let paces: Vec<(ConnectionId, f64)> = open.iter().filter_map(|&id| Some((id, self.pace(id)?))).collect();
+        open.iter().for_each(|&id| self.connections[id].paced = false);
         while !open.is_empty() {
             let carries = |port: PortId| self.ports[port].sending.iter().any(|id| open.contains(id));
             let first = left.iter().filter(|left| carries(left.port)).min_by(|a, b| a.each().total_cmp(&b.each()));
             let Some((full, share)) = first.map(|left| (left.port, left.each().max(0.0))) else { break };
-            let fixed: Vec<ConnectionId> =
-                self.ports[full].sending.iter().copied().filter(|id| open.contains(id)).collect();
+            let slow = paces.iter().filter(|(id, pace)| *pace < share && open.contains(id));
+            let (fixed, rate) = match slow.min_by(|a, b| a.1.total_cmp(&b.1)) {
+                Some(&(id, pace)) => (vec![id], pace),
+                None => (self.ports[full].sending.iter().copied().filter(|id| open.contains(id)).collect(), share),
+            };
             for id in fixed {
                 open.remove(&id);
-                self.connections[id].rate = share;
+                self.connections[id].rate = rate;
+                self.connections[id].paced = rate < share;
                 for left in left.iter_mut().filter(|left| self.connections[id].path.contains(&left.port)) {
-                    (left.rate, left.flows) = ((left.rate - share).max(0.0), left.flows - 1.0);
+                    (left.rate, left.flows) = ((left.rate - rate).max(0.0), left.flows - 1.0);
                 }
             }
         }

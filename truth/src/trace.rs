@@ -31,13 +31,41 @@ impl Trace {
 
     /// The value at a moment.
     pub fn at(&self, seconds: f64) -> f64 {
-        let after = self.steps.partition_point(|step| step.from <= seconds);
-        self.steps[after.saturating_sub(1)].value
+        self.steps[self.after(seconds).saturating_sub(1)].value
     }
 
     /// When it changes next.
     pub fn next_change(&self, seconds: f64) -> Option<f64> {
-        let after = self.steps.partition_point(|step| step.from <= seconds);
-        self.steps.get(after).map(|step| step.from)
+        self.steps.get(self.after(seconds)).map(|step| step.from)
+    }
+
+    /// The first step after a moment. Runs end long before their traces do, so it is looked for from the front in growing strides.
+    fn after(&self, seconds: f64) -> usize {
+        let mut end = 1;
+        while self.steps.get(end).is_some_and(|step| step.from <= seconds) {
+            end *= 2;
+        }
+        let begin = end / 2;
+        begin + self.steps[begin..end.min(self.steps.len())].partition_point(|step| step.from <= seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_holds_from_its_moment_on() {
+        for count in 1..40 {
+            let step = |n: usize| Step { from: n as f64, value: 10.0 * n as f64 };
+            let trace = Trace::new((0..count).map(step).collect()).unwrap();
+            for at in 0..2 * count {
+                let (begun, half) = (at.min(count - 1), at as f64 + 0.5);
+                assert_eq!((trace.at(at as f64), trace.at(half)), (10.0 * begun as f64, 10.0 * begun as f64));
+                let next = (at + 1 < count).then_some(at as f64 + 1.0);
+                assert_eq!((trace.next_change(at as f64), trace.next_change(half)), (next, next));
+            }
+            assert_eq!(trace.at(-1.0), 0.0);
+        }
     }
 }

@@ -189,3 +189,68 @@ proptest! {
         prop_assert_eq!(run(), run());
     }
 }
+
+#[test]
+fn what_stays_on_a_machine_arrives_at_the_pace_of_a_copy() {
+    let mut network = network(Tcp { stack_s: 30e-6, ..wide() }, vec![port(1e6)]);
+    let connection = network.connect(Vec::new(), Trace::constant(0.0), Trace::constant(0.0));
+    network.send(connection, 4e9, 1);
+    network.send(connection, 4e9, 2);
+    let times = arrivals(&mut network);
+    assert!(near(times[0].1, 1.0 + 15e-6) && near(times[1].1, 2.0 + 15e-6), "{times:?}");
+}
+
+#[test]
+fn a_look_at_a_connection_shows_what_left_and_whether_the_link_holds_it_up() {
+    let mut network = network(tcp(), vec![port(1e6), port(1e6)]);
+    let connection = network.connect(vec![0, 1], Trace::constant(0.01), Trace::constant(0.03));
+    network.send(connection, 1e6, 1);
+    network.timer(0.03, 2);
+    network.timer(0.5, 3);
+    assert_eq!(network.advance(), Some(Happened::Timer(2)));
+    let slow_start = network.counted(connection);
+    assert!(near(slow_start.sent, 14_480.0) && near(slow_start.round_trip_s, 0.04), "{slow_start:?}");
+    assert_eq!(network.advance(), Some(Happened::Timer(3)));
+    let full = network.counted(connection);
+    assert!(
+        near(full.sent + full.waiting, 1e6) && full.sent > 4e5 && full.round_trip_s >= 2.0 * full.path_s,
+        "{full:?}"
+    );
+    assert!(matches!(network.advance(), Some(Happened::Delivered(1))));
+    assert!(near(network.counted(connection).sent, 1e6) && network.counted(connection).round_trip_s == 0.04);
+    // A window of many segments is forgotten by a connection that is opened again.
+    let took = |network: &mut Network<u32>| {
+        let from = network.now();
+        network.send(connection, 5e4, 4);
+        assert!(network.advance().is_some());
+        network.now() - from
+    };
+    let warm = took(&mut network);
+    network.reopen(connection);
+    let cold = took(&mut network);
+    assert!(cold > warm + 0.03, "{cold} against {warm}");
+}
+
+/// A window that grows no more leaves once per round trip, the last one as fast as the port lets it; what others leave is theirs.
+#[test]
+fn a_largest_window_goes_once_per_round_trip() {
+    let tcp = Tcp { initial_segments: 1e6 / 1448.0, window_bytes: 1e6 - 1.0, ..tcp() };
+    let mut network = network(tcp, vec![port(1e9), port(1e9), port(1e9)]);
+    let far = network.connect(vec![0, 1], Trace::constant(0.05), Trace::constant(0.05));
+    let near_by = network.connect(vec![0, 2], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(far, 1e7, 1);
+    network.send(far, 5e5, 2);
+    network.send(near_by, 0.9 * 0.99e9, 3);
+    let times = arrivals(&mut network);
+    let at = |token| times.iter().find(|(other, _)| *other == token).unwrap().1;
+    // 10.5 windows: nine and a half round trips, and then the last window.
+    assert!(near(at(3), 0.9), "1 % of the port is the other's: {times:?}");
+    assert!(near(at(2), 0.95 + 1e6 / 1e9 + 0.05), "{times:?}");
+    assert!(near(network.counted(far).sent, 1.05e7));
+    assert!(at(1) < at(2) && at(1) > 0.95 + 0.05, "{times:?}");
+    let mut many = Network::new(tcp, vec![port(1e9)], ChaCha8Rng::seed_from_u64(1));
+    let far = many.connect(vec![0], Trace::constant(0.05), Trace::constant(0.05));
+    many.send(far, 1e15, 1);
+    let times = arrivals(&mut many);
+    assert!(near(times[0].1, 0.1 * (1e9 - 1.0) + 1e-3 + 0.05), "without an event per window: {times:?}");
+}
