@@ -27,10 +27,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import flexcomm.torch
 
+# Scripts are run with -P: this folder holds no package.
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
+import calibrate  # noqa: E402
+from cell_rank import CellRun, sent_bytes  # noqa: E402
+
 OUT = pathlib.Path(sys.argv[1])
 PLAN = json.loads((OUT / "plan.json").read_text())
 DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
 BATCH, EVALUATED_AT_ONCE = 32, 50
+#: For all ranks: in schedules, and in cells.
+PICTURES, CELL_PICTURES = 12_000, 24_000
 #: Of the 10,000 test images, after each epoch; after the last one all.
 HELD_OUT = 1_000
 
@@ -61,11 +68,6 @@ def set_network(latency_s: float, bits_per_s: float) -> None:
             f"tc -n n{i} qdisc change dev eth0 parent 1:10 handle 10: netem delay {latency_s * 1e6:.0f}us limit 100000",
         ):
             subprocess.run(line.split(), check=True)
-
-
-def sent_bytes() -> int:
-    line = next(x for x in pathlib.Path("/proc/net/dev").read_text().splitlines() if "eth0:" in x)
-    return int(line.split(":")[1].split()[8])
 
 
 def prepare(setting: str, seed: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Any:
@@ -156,8 +158,13 @@ class Run:
 def main(data: tuple[torch.Tensor, ...]) -> None:
     """A rank."""
     dist.init_process_group("gloo")
+    if PLAN.get("calibrate"):
+        measured = calibrate.measure(PLAN["settings"], PLAN["latency_s"])
+        if dist.get_rank() == 0:
+            (OUT / "measured.json").write_text(json.dumps(measured, indent=1))
     for setting, seed in json.loads((OUT / "runs.json").read_text()):
-        result = Run(setting, seed, data).go()
+        run = CellRun(PLAN["cell"], setting, seed, data) if PLAN.get("cell") else Run(setting, seed, data)
+        result = run.go()
         if dist.get_rank() == 0:
             (OUT / f"result-{setting.replace('/', '_')}-{seed}.json").write_text(json.dumps(result))
             print(f"{setting}, seed {seed}: {result['seconds']:.1f} s, {result['final']:.1f} %", flush=True)
@@ -198,7 +205,7 @@ def fork(node: int, data: tuple[torch.Tensor, ...]) -> int:
 
 def ranks() -> None:
     torch.set_num_threads(1)
-    data = (*pictures("train", 12_000), *pictures("t10k", 10_000))
+    data = (*pictures("train", CELL_PICTURES if PLAN.get("cell") else PICTURES), *pictures("t10k", 10_000))
     living = {fork(node, data) for node in range(1, PLAN["ranks"] + 1)}
     while living:
         child, status = os.wait()

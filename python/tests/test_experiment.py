@@ -65,3 +65,81 @@ def test_the_table_has_means_over_seeds_and_what_has_not_run(experiment, plan):
     assert len(heads) == 1, "every line has as many cells"
     assert lines[-1] == "flexcomm, seed 0: step 7: 1 topk(k=0.1)+ef(vanilla)/allgather"
     assert experiment.plot(results).count("<polyline") == 3
+
+
+CELLS = SCRIPT.parents[2] / "suite" / "reality"
+
+
+def test_the_cells_are_played_and_what_is_not_is_refused(experiment, tmp_path):
+    paths = sorted(CELLS.glob("*.toml"))
+    cells = [experiment.read_cell(path) for path in paths if path.name != "uml.toml"]
+    assert len(cells) == 6 and sum(cell["phase_s"] >= 60 for cell in cells) >= 3
+    assert cells[0]["name"] == paths[0].stem
+    text = (CELLS / "slow-node.toml").read_text()
+    for old, new, why in (
+        ("pause = 0.0", "pause = 1.0", "stragglers"), ("values_factor = 1.0", "values_factor = 2.0", "values_factor"),
+        ("nic = 2", "nic = 2\ncompetitors = 1", "competitors"), ('"perceptron"', '"convolutional"', "convolutional"),
+    ):
+        bad = tmp_path / "bad.toml"
+        bad.write_text(text.replace(old, new, 1))
+        with pytest.raises(SystemExit, match=why):
+            experiment.read_cell(bad)
+
+
+def test_a_phase_limits_both_ways_and_a_slow_node_is_slow_for_all(experiment):
+    phase = {"latency_ms": 2.0, "up_mbit": 10.0, "down_mbit": 40.0, "nic": [{"nic": 1, "bandwidth_factor": 0.5, "latency_factor": 3.0}]}
+    lines = experiment.shaping(phase, 3)
+    assert sorted(lines) == [0, 1, 2, 3]
+    assert [line.split("rate ")[1].split()[0] for line in lines[1][:1] + lines[2][:1]] == ["10000000bit", "5000000bit"]
+    assert "delay 2000us" in lines[1][1] and "delay 6000us" in lines[2][1]
+    towards = {line.split()[3]: line for line in lines[0] if "netem" in line}
+    assert "delay 0us" in towards["p1"] and "delay 4000us" in towards["p2"], "with the sender's: three times 2 ms"
+    assert any("p2" in line and "rate 20000000bit" in line for line in lines[0])
+
+
+def test_a_cells_seeds_count_and_its_table_is_written(experiment, plan, tmp_path):
+    plan |= {"cell": {"name": "c1", "world": 4, "steps": 100, "seeds": [1, 7]}, "settings": ["none/dense-ring", "flexcomm"]}
+    assert experiment.missing(plan, ["none/dense-ring"]) == [("none/dense-ring", 1), ("none/dense-ring", 7)]
+    run = {"setting": "none/dense-ring", "seconds": 20.0, "losses": [2.0, 0.5], "final": 80.0, "bytes": 5_000_000, "decisions": []}
+    lines = experiment.cell_table(plan, [run, run | {"seconds": 30.0, "losses": [2.0, 0.7]}]).splitlines()
+    assert "| none/dense-ring | 2 | 25.0 ± 7.1 | 250.0 | 0.600 | 80.0 ± 0.0 | 5.0 | 0 |" in lines
+    assert lines[-1].startswith("| flexcomm | 0 | not run")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+def test_coefficients_are_found_again(experiment, tmp_path):
+    import tomllib
+
+    calibrate = experiment.calibrate
+    planted = {"collective_s": 1e-3, "round_s": 2e-4, "byte_s": 3e-9, "stack_s": 1e-4}
+    round_trip = 2 * 5e-3 + planted["stack_s"]
+
+    def seconds(what, size):
+        of = calibrate.shape(what, 4)
+        return (
+            planted["collective_s"] + of.messages * planted["round_s"] + of.round_trips * round_trip
+            + of.received * size * planted["byte_s"]
+        )
+
+    collectives = [
+        {"what": what, "bytes": size, "seconds": seconds(what, size)}
+        for what in ("all_reduce", "all_gather", "broadcast") for size in calibrate.SIZES
+    ]
+    # Three collectives of a bucket each, 10 ms of computing, 5 ns per value for a compressor on top.
+    sent = {"none/dense-ring": 1.4e6, "topk(k=0.01)+ef(vanilla)/allgather": 4e4}
+    steps = {s: {"sent_bytes": b, "seconds": 0.0} for s, b in sent.items()}
+    measured = {"world": 4, "round_trip_s": round_trip, "latency_s": 5e-3, "compute_s": 0.01, "collectives": collectives, "steps": steps}
+    for setting, step in steps.items():
+        codec = 0.0 if setting.startswith("none") else 5e-9 * calibrate.VALUES
+        step["seconds"] = calibrate.exchange(setting, measured, planted) + 0.01 + codec
+    fitted = calibrate.software(measured)
+    assert all(fitted[key] == pytest.approx(value, rel=1e-6) for key, value in planted.items()) and fitted["error"] < 1e-6
+    truth = tomllib.loads(calibrate.written(measured))
+    codec = truth["codec"]["topk(k=0.01)"]
+    assert truth["software"]["round_s"] == 2e-4 and truth["gather"] == "ring"
+    # Every rank's message is decompressed.
+    assert codec["compress_value_s"] + 4 * codec["decompress_value_s"] == pytest.approx(5e-9, rel=1e-3)
+    cell = tmp_path / "c.toml"
+    cell.write_text("steps = 1\ncompute_s = 0.05\n")
+    calibrate.set_compute(tmp_path, measured["compute_s"])
+    assert cell.read_text() == "steps = 1\ncompute_s = 0.0100\n"

@@ -179,7 +179,15 @@ pub fn cells() -> Vec<Cell> {
             &mut rng,
         )
     };
-    families.iter().copied().enumerate().map(&mut cell).collect()
+    let mut cells: Vec<Cell> = families.iter().copied().enumerate().map(&mut cell).collect();
+    // Half to twice the time of the table, drawn last: whoever draws one more number here leaves the rest as it is.
+    cells.iter_mut().for_each(|cell| cell.codec_factor = round(2f64.powf(rng.random_range(-1.0..1.0))));
+    cells
+}
+
+/// To five significant digits, as in the files.
+fn round(x: f64) -> f64 {
+    format!("{x:.4e}").parse().unwrap_or(x)
 }
 
 struct Drawn {
@@ -209,7 +217,6 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
     let mean = levels.iter().map(|level| 1.0 / level.up.min(level.down)).sum::<f64>() / levels.len() as f64;
     let base_mbit = bytes * 8.0 / 1e6 * mean / (ratio * compute_s);
     let own = model.network().parameters() as f64;
-    let round = |x: f64| format!("{x:.4e}").parse().unwrap_or(x);
     let phase = |level: &Level| Phase {
         seconds: round(phase_s * rng.random_range(0.85..1.15)),
         latency_ms: round(level.latency_ms),
@@ -230,15 +237,10 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
         seeds: vec![1, 2, 3],
         compute_s: round(compute_s),
         values_factor: round(values / own),
-        codec_factor: round(2f64.powf(rng_between(number, -1.0, 1.0))),
+        codec_factor: 1.0,
         communication_ratio: round(ratio),
         ranks_per_nic,
         stragglers: Stragglers { spread: 0.03, pause_share: 0.002, pause: 3.0 },
         phases: levels.iter().map(phase).collect(),
     }
-}
-
-/// A number between two, by the cell's own.
-fn rng_between(number: usize, low: f64, high: f64) -> f64 {
-    low + (high - low) * ((number * 37) % 11) as f64 / 10.0
 }

@@ -1,11 +1,12 @@
 //! Fixed settings: what they learn does not depend on the network, so each is trained once and its curve is played through every
 //! network.
 
-use crate::cells::{Cell, Net};
+use crate::cells::{Cell, Net, Phase};
+use crate::files;
 use crate::ranks::{Carried, Data, Exchanged, Model, Ranks, Recipe, Stepped, buckets};
 use crate::score::Point;
 use crate::steps::{self, Timeline};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_compression::codec::Element;
 use flexcomm_domain::Strategy;
 use flexcomm_exchange::How;
@@ -14,8 +15,11 @@ use flexcomm_truth::job;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// How often the test loss is taken, in steps.
 pub const TEST_EVERY: u64 = 25;
@@ -23,8 +27,19 @@ pub const TEST_EVERY: u64 = 25;
 /// What all settings are compared with.
 pub const DENSE: &str = "none/dense-ring";
 
-/// The settings, for an optimizer of this momentum: names as in the summary, and strategies.
-pub fn settings(momentum: f32) -> Vec<(String, Strategy)> {
+/// A strategy with its text.
+pub type Setting = (String, Strategy);
+
+/// A setting's name in the summary: without the momentum of DGC's memory, which is always the optimizer's.
+pub fn label(setting: &str) -> String {
+    match setting.split_once(",mu=") {
+        Some((before, rest)) => format!("{before}{}", rest.trim_start_matches(|c| c != ')')),
+        None => setting.to_owned(),
+    }
+}
+
+/// The settings, for an optimizer of this momentum.
+pub fn settings(momentum: f32) -> Vec<Setting> {
     let mut texts: Vec<String> = [
         DENSE,
         "fp16/dense-ring",
@@ -138,8 +153,13 @@ impl Means {
     }
 }
 
+/// To five significant digits: what the files keep.
+pub fn rounded(x: f64) -> f64 {
+    format!("{x:.4e}").parse().unwrap_or(x)
+}
+
 /// Trains by a fixed setting.
-pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &(String, Strategy)) -> Result<Curve> {
+pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &Setting) -> Result<Curve> {
     let mut ranks = Ranks::new(recipe, data.clone())?;
     let mut means = Means::default();
     let mut losses = vec![ranks.test().loss];
@@ -159,7 +179,7 @@ pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &(String, St
         }
     }
     // JSON has no NaN.
-    losses.iter_mut().for_each(|loss| *loss = if loss.is_finite() { *loss } else { 1e9 });
+    losses.iter_mut().for_each(|loss| *loss = if loss.is_finite() { rounded(*loss) } else { 1e9 });
     let accuracy = ranks.test().accuracy;
     Ok(Curve { setting: setting.clone(), losses, accuracy, rounds: means.rounds(), diverged })
 }
@@ -197,15 +217,111 @@ impl Curves {
 
     /// Into its file.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let path = file(folder, &self.recipe);
-        let text = serde_json::to_string(self).context("failed to write curves as JSON")?;
-        std::fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-        std::fs::write(&path, text + "\n").with_context(|| format!("failed to write {}", path.display()))
+        files::write_json(&file(folder, &self.recipe), self)
     }
 
     /// One setting's.
-    pub fn of(&self, setting: &str) -> Option<&Curve> {
-        self.curves.iter().find(|curve| curve.setting == setting)
+    pub fn of(&self, setting: &str) -> Result<&Curve> {
+        let found = self.curves.iter().find(|curve| curve.setting == setting);
+        found.with_context(|| format!("the curves lack {setting}"))
+    }
+
+    /// Of these settings, those without a curve.
+    fn lacks<'a>(&self, settings: &'a [Setting]) -> Vec<&'a Setting> {
+        settings.iter().filter(|(setting, _)| self.of(setting).is_err()).collect()
+    }
+}
+
+/// Images by number of ranks, read once.
+pub struct Shared {
+    folder: PathBuf,
+    read: Mutex<BTreeMap<usize, Arc<Data>>>,
+}
+
+impl Shared {
+    /// From the files of a folder.
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder, read: Mutex::default() }
+    }
+
+    /// Made up, for tests without files.
+    pub fn synthetic(worlds: &[usize]) -> Self {
+        let made = worlds.iter().map(|&world| (world, Arc::new(Data::synthetic(world)))).collect();
+        Self { folder: PathBuf::new(), read: Mutex::new(made) }
+    }
+
+    /// For so many ranks.
+    pub fn of(&self, world: usize) -> Result<Arc<Data>> {
+        let mut all = self.read.lock().map_err(|_| anyhow!("another thread failed"))?;
+        if let Some(data) = all.get(&world) {
+            return Ok(data.clone());
+        }
+        let read = Arc::new(Data::read(&self.folder, world).context("failed to read the images")?);
+        all.insert(world, read.clone());
+        Ok(read)
+    }
+}
+
+/// Curves: those that are kept, and those that are trained when they are asked for.
+pub struct Library {
+    /// Not written.
+    pub kept: PathBuf,
+    /// Where further ones go.
+    pub trained: PathBuf,
+    /// What to train with.
+    pub data: Shared,
+    /// Ends training between two settings.
+    pub stop: Arc<AtomicBool>,
+    /// One thread at a time for each file.
+    at_work: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>>,
+}
+
+impl Library {
+    /// Of two folders, which may be one.
+    pub fn new(kept: PathBuf, trained: PathBuf, data: Shared, stop: Arc<AtomicBool>) -> Self {
+        Self { kept, trained, data, stop, at_work: Mutex::default() }
+    }
+
+    /// A job's curves of these settings, as far as there are any: whether all are there, too.
+    fn found(&self, recipe: &Recipe, settings: &[Setting]) -> Result<(Curves, bool)> {
+        let mut curves = Curves { recipe: *recipe, curves: Vec::new() };
+        for folder in [&self.kept, &self.trained] {
+            let further = Curves::read(folder, recipe)?.map_or(Vec::new(), |read| read.curves);
+            let new = further.into_iter().filter(|curve| curves.of(&curve.setting).is_err());
+            let new: Vec<Curve> = new.collect();
+            curves.curves.extend(new);
+        }
+        let all = curves.lacks(settings).is_empty();
+        Ok((curves, all))
+    }
+
+    /// A job's curves of these settings, if all are there.
+    pub fn read(&self, recipe: &Recipe, settings: &[Setting]) -> Result<Option<Curves>> {
+        let (curves, all) = self.found(recipe, settings)?;
+        Ok(all.then_some(curves))
+    }
+
+    /// A job's curves of these settings; what is missing is trained and kept, one after the other.
+    pub fn curves(&self, recipe: &Recipe, settings: &[Setting]) -> Result<Curves> {
+        if let Some(curves) = self.read(recipe, settings)? {
+            return Ok(curves);
+        }
+        let path = file(&self.trained, recipe);
+        let lock = |what: &Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>>| {
+            Some(what.lock().ok()?.entry(path.clone()).or_default().clone())
+        };
+        let file_lock = lock(&self.at_work).context("another thread failed")?;
+        let _only = file_lock.lock().map_err(|_| anyhow!("another thread failed"))?;
+        let (mut curves, _) = self.found(recipe, settings)?;
+        let data = self.data.of(recipe.world)?;
+        for setting in curves.lacks(settings) {
+            ensure!(!self.stop.load(Ordering::Relaxed), "stopped");
+            let begun = Instant::now();
+            curves.curves.push(train(*recipe, &data, setting)?);
+            curves.write(&self.trained)?;
+            eprintln!("{}: {} trained in {:.0} s", path.display(), setting.0, begun.elapsed().as_secs_f64());
+        }
+        Ok(curves)
     }
 }
 
@@ -221,17 +337,25 @@ pub fn bucket_values(model: Model) -> Vec<usize> {
     buckets(&model.network()).iter().map(|layout| layout.range.len()).collect()
 }
 
+/// Seconds of a step, in the mean over the first of them, with the network as it is in one phase.
+pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64, curve: &Curve) -> Result<f64> {
+    const STEPS: u64 = 40;
+    let alone = Cell { phases: vec![phase.clone()], steps: STEPS, ..cell.clone() };
+    Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / STEPS as f64)
+}
+
 /// Plays a curve through a cell's network: when each step ended, in seconds.
 pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Result<Vec<f64>> {
     let strategy: Strategy = curve.setting.parse().with_context(|| format!("read the strategy {}", curve.setting))?;
     let mut net: Net<()> = Net::new(cell, truth, seed);
-    let mut timeline = Timeline::new(cell.world, bucket_values(cell.model), cell.compute(), cell.stragglers);
+    let mut timeline =
+        Timeline::new(cell.world, bucket_values(cell.model), cell.compute(), cell.stragglers, truth.gather);
     let codec = steps::codec(truth, &strategy, cell.codec_factor)?;
     let mut rng = step_rng(seed);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {
         let plan = timeline.step(&strategy, &curve.exchanged(step, cell.world), codec, &mut rng)?;
-        let times = job::run(&mut net.network, &net.mesh, truth.software, &plan, &starts, &mut |_, _| ());
+        let times = job::run(&mut net.network, &net.mesh, truth.software, &plan, &starts, &mut |_, _| ())?;
         starts = times.ranks.iter().map(|rank| rank.ended).collect();
         ends.push(starts.iter().copied().fold(0.0, f64::max));
     }

@@ -2,12 +2,24 @@
 //!
 //! What a fixed setting learns does not depend on the network: [`fixed`] trains each once ([`ranks`], with the gradients of
 //! [`model`]) and plays its curve through the network of any cell ([`cells`], drawn by [`families`]), whose transfers [`steps`] hands
-//! to `flexcomm_truth`. [`score`] makes seconds to a target and ratios of them. Runs that adapt are not built yet.
+//! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
+//! [`run`] does both for all cells and keeps a file for each ([`files`]); [`score`] makes seconds to a target and ratios of them,
+//! [`reaction`] times from changes to better strategies, [`summary`] and [`plot`] show all of it. [`reality`]
+//! compares with an experiment.
 
+pub mod adaptive;
+pub mod agents;
 pub mod cells;
 pub mod families;
+pub mod files;
 pub mod fixed;
 pub mod model;
+pub mod plot;
 pub mod ranks;
+pub mod reaction;
+pub mod reality;
+pub mod run;
 pub mod score;
 pub mod steps;
+pub mod summary;
+pub mod trainers;

@@ -1,18 +1,49 @@
 //! The suite's commands; README.md says how they belong together.
 #![allow(clippy::print_stdout)]
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
 use flexcomm_suite::cells::Cell;
-use flexcomm_suite::fixed::{self, Curves};
-use flexcomm_suite::ranks::{Data, Recipe};
-use flexcomm_suite::{families, score};
+use flexcomm_suite::fixed::{self, Library, Shared};
+use flexcomm_suite::ranks::Recipe;
+use flexcomm_suite::reality::{self, Ran};
+use flexcomm_suite::run::{self, Job, Record, Suite};
+use flexcomm_suite::summary::{Of, Summary};
+use flexcomm_suite::{families, files, plot};
 use flexcomm_truth::coefficients::Coefficients;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::Mutex;
+use std::sync::atomic::{self, AtomicBool};
+
+/// Where the suite's cells are, seen from the repository's root.
+const CELLS: &str = "suite/cells";
+/// And the curves of fixed settings.
+const CURVES: &str = "suite/curves";
+/// And what does not hang on the deciding program.
+const BASELINES: &str = "suite/baselines";
+/// And the digest of cells and truth.
+const FROZEN: &str = "suite/frozen.json";
+/// Results.
+const TARGET: &str = "target/suite";
+
+/// Cells of `--quick`: each family, all lengths of phases and models, at most eight ranks.
+const QUICK: [&str; 12] = [
+    "asymmetric-5",
+    "bursts-2",
+    "c1-2",
+    "c1-5",
+    "c2-2",
+    "c2-6",
+    "good-2",
+    "shared-nic-3",
+    "slow-node-5",
+    "swing-3",
+    "swing-4",
+    "walk-5",
+];
 
 /// The regret suite: real training under a virtual clock, on networks that change.
 #[derive(Parser)]
@@ -24,84 +55,152 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Runs cells and says what they show.
+    Run(RunArgs),
     /// Writes the suite's cells, one file each.
     Cells {
         /// Where to.
+        #[arg(default_value = CELLS)]
         folder: PathBuf,
     },
     /// Trains all fixed settings that the cells of a folder need, and keeps their curves.
     Curves {
         /// Cells.
-        #[arg(long, default_value = "target/suite/cells")]
+        #[arg(long, default_value = CELLS)]
         cells: PathBuf,
         /// Where to.
-        #[arg(long, default_value = "target/suite/curves")]
+        #[arg(long, default_value = CURVES)]
         curves: PathBuf,
-        /// Jobs at once.
-        #[arg(long, default_value_t = 2)]
-        threads: usize,
+        #[command(flatten)]
+        common: Common,
     },
-    /// What the fixed settings take in the cells of a folder.
+    /// What each fixed setting took in the cells that ran.
     Fixed {
-        /// Cells.
-        #[arg(long, default_value = "target/suite/cells")]
-        cells: PathBuf,
-        /// Their curves.
-        #[arg(long, default_value = "target/suite/curves")]
-        curves: PathBuf,
+        /// Results.
+        #[arg(long, default_value = TARGET)]
+        target: PathBuf,
     },
+    /// Keeps the results that there are as baselines, and flexcomm's runs as the recorded planner's.
+    Record {
+        /// Where to.
+        #[arg(long, default_value = BASELINES)]
+        baselines: PathBuf,
+        /// Results.
+        #[arg(long, default_value = TARGET)]
+        target: PathBuf,
+    },
+    /// Keeps the digest of the cells and the truth as the frozen one.
+    Freeze,
+    /// What an experiment's settings took (python/bench/experiment.py --cell) beside what the truth says.
+    Compare {
+        /// The experiment's --out; compare.json is written there.
+        results: PathBuf,
+        /// What was played.
+        #[arg(long)]
+        cell: PathBuf,
+        /// Coefficients of the machine that played it.
+        #[arg(long, default_value = "suite/reality/uml.toml")]
+        truth: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct Common {
+    /// Fashion-MNIST.
+    #[arg(long, default_value = DEFAULT_FOLDER)]
+    data: PathBuf,
+    /// Jobs at once.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// Cells.
+    #[arg(long, default_value = CELLS)]
+    cells: PathBuf,
+    /// Of those only some: names, with commas between them.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// A dozen cells with one seed each.
+    #[arg(long, conflicts_with = "only")]
+    quick: bool,
+    /// Runs of each cell; its first seeds.
+    #[arg(long)]
+    seeds: Option<usize>,
+    /// Other coefficients of the truth.
+    #[arg(long)]
+    truth: Option<PathBuf>,
+    /// Curves of fixed settings; missing ones are trained and kept with the results.
+    #[arg(long, default_value = CURVES)]
+    curves: PathBuf,
+    /// Baselines; missing ones are computed and kept with the results.
+    #[arg(long, default_value = BASELINES)]
+    baselines: PathBuf,
+    /// Where to results go.
+    #[arg(long, default_value = TARGET)]
+    target: PathBuf,
+    /// Uses no result of an earlier run.
+    #[arg(long)]
+    anew: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// The file that says what is frozen.
+#[derive(Serialize, Deserialize)]
+struct Frozen {
+    /// Of cells and truth.
+    digest: String,
 }
 
 fn main() -> Result<()> {
     match Args::parse().command {
-        Command::Cells { folder } => {
-            std::fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
-            for cell in families::cells() {
-                let path = folder.join(format!("{}.toml", cell.name));
-                let text = toml::to_string(&cell).context("failed to write a cell as TOML")?;
-                std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
-            }
-            Ok(())
+        Command::Run(args) => run(args),
+        Command::Cells { folder } => families::cells().iter().try_for_each(|cell| {
+            let text = toml::to_string(cell).context("failed to write a cell as TOML")?;
+            files::write(&folder.join(format!("{}.toml", cell.name)), &text)
+        }),
+        Command::Curves { cells, curves, common } => {
+            let stop = flexcomm_signals::stop_or_end().context("failed to wait for Ctrl-C")?;
+            let library = Library::new(curves.clone(), curves, Shared::new(common.data), stop.clone());
+            let cells = Cell::read_all(&cells)?;
+            let recipes = cells.iter().flat_map(|cell| cell.seeds.iter().map(|seed| cell.recipe(*seed)));
+            unless_stopped(train(recipes, &library, common.threads), &stop)
         }
-        Command::Curves { cells, curves, threads } => train(&cells, &curves, threads),
-        Command::Fixed { cells, curves } => compare(&cells, &curves),
+        Command::Fixed { target } => compare(&target.join("results")),
+        Command::Record { baselines, target } => record(&baselines, &target.join("results")),
+        Command::Freeze => {
+            let digest = run::frozen_digest(&Cell::read_all(CELLS.as_ref())?, &Coefficients::frozen())?;
+            files::write_json(FROZEN.as_ref(), &Frozen { digest })
+        }
+        Command::Compare { results, cell, truth } => compare_with_reality(&results, &cell, &truth),
     }
 }
 
-/// Images by number of ranks, read once.
-#[derive(Default)]
-struct Shared(Mutex<BTreeMap<usize, Arc<Data>>>);
-
-impl Shared {
-    fn of(&self, world: usize) -> Result<Arc<Data>> {
-        let mut all = self.0.lock().map_err(|_| anyhow!("another thread failed"))?;
-        if let Some(data) = all.get(&world) {
-            return Ok(data.clone());
-        }
-        let read = Arc::new(Data::read(DEFAULT_FOLDER.as_ref(), world)?);
-        all.insert(world, read.clone());
-        Ok(read)
+/// Ends the process as shells expect it after Ctrl-C.
+fn unless_stopped(result: Result<()>, stop: &AtomicBool) -> Result<()> {
+    if stop.load(atomic::Ordering::Relaxed) {
+        eprintln!("stopped; what is done is kept, the same command goes on from there");
+        std::process::exit(flexcomm_signals::INTERRUPTED);
     }
+    result
 }
 
 /// Trains what no file has yet.
-fn train(cells: &Path, curves: &Path, threads: usize) -> Result<()> {
+fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usize) -> Result<()> {
     let mut jobs: Vec<Recipe> = Vec::new();
-    for recipe in Cell::read_all(cells)?.iter().flat_map(|cell| cell.seeds.iter().map(|seed| cell.recipe(*seed))) {
-        if !jobs.contains(&recipe) && Curves::read(curves, &recipe)?.is_none() {
+    for recipe in recipes {
+        if !jobs.contains(&recipe) && library.read(&recipe, &fixed::settings(recipe.momentum))?.is_none() {
             jobs.push(recipe);
         }
     }
-    let (all, data, jobs) = (jobs.len(), Shared::default(), Mutex::new(jobs.into_iter().enumerate()));
+    let (all, jobs) = (jobs.len(), Mutex::new(jobs.into_iter().enumerate()));
     let next = || jobs.lock().ok().and_then(|mut jobs| jobs.next());
     let work = || -> Result<()> {
         while let Some((number, recipe)) = next() {
-            let (begun, data) = (Instant::now(), data.of(recipe.world)?);
-            let trained =
-                fixed::settings(recipe.momentum).into_iter().map(|setting| fixed::train(recipe, &data, &setting));
-            Curves { recipe, curves: trained.collect::<Result<_>>()? }.write(curves)?;
-            let (file, seconds) = (fixed::file(curves, &recipe), begun.elapsed().as_secs_f64());
-            eprintln!("{}/{all}: {} in {seconds:.0} s", number + 1, file.display());
+            library.curves(&recipe, &fixed::settings(recipe.momentum))?;
+            eprintln!("{}/{all}: {}", number + 1, fixed::file(&library.trained, &recipe).display());
         }
         Ok(())
     };
@@ -111,33 +210,123 @@ fn train(cells: &Path, curves: &Path, threads: usize) -> Result<()> {
     })
 }
 
+/// What an experiment took beside what the truth says.
+fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()> {
+    let truth = self::truth(Some(truth))?;
+    let (runs, cell) = (Ran::read_all(results)?, Cell::read(cell)?);
+    let compared = reality::compare(&runs, &cell, &truth, &Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?)?;
+    files::write_json(&results.join("compare.json"), &compared)?;
+    print!("{compared}");
+    Ok(())
+}
+
+/// Those of the cells that are asked for.
+fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
+    let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
+    let wanted: Vec<&str> = match (args.quick, args.only.is_empty()) {
+        (true, _) => QUICK.into(),
+        (_, false) => args.only.iter().map(String::as_str).collect(),
+        _ => names.clone(),
+    };
+    let unknown: Vec<&str> = wanted.iter().filter(|name| !names.contains(name)).copied().collect();
+    let (unknown, there, folder) = (unknown.join(", "), names.join(", "), args.cells.display());
+    ensure!(unknown.is_empty(), "{folder} has no cell {unknown}; it has {there}");
+    let most = args.seeds.unwrap_or(if args.quick { 1 } else { usize::MAX });
+    ensure!(most > 0, "--seeds is 0, at least one is needed");
+    let job = |cell: &Cell| Job { cell: cell.clone(), seeds: cell.seeds.iter().copied().take(most).collect() };
+    Ok(cells.iter().filter(|cell| wanted.contains(&cell.name.as_str())).map(job).collect())
+}
+
+fn truth(file: Option<&Path>) -> Result<Coefficients> {
+    let Some(path) = file else { return Ok(Coefficients::frozen()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))?;
+    Coefficients::parse(&path.display().to_string(), &text).map_err(|error| anyhow!("failed to {error}"))
+}
+
+fn run(args: RunArgs) -> Result<()> {
+    let cells = Cell::read_all(&args.cells)?;
+    let jobs = chosen(&cells, &args)?;
+    let truth = truth(args.truth.as_deref())?;
+    let frozen = std::fs::read_to_string(FROZEN).ok().and_then(|text| serde_json::from_str::<Frozen>(&text).ok());
+    let digest = run::frozen_digest(&cells, &truth)?;
+    let frozen = frozen.is_some_and(|frozen| frozen.digest == digest);
+    let binary = run::binary_digest()?;
+    let Common { data, threads } = args.common;
+    ensure!(
+        data.join("train-images-idx3-ubyte.gz").exists(),
+        "{} has no Fashion-MNIST (Debian: apt install dataset-fashion-mnist; another folder: --data)",
+        data.display()
+    );
+    let stop = flexcomm_signals::stop_or_end().context("failed to wait for Ctrl-C")?;
+    let library = Library::new(args.curves, args.target.join("curves"), Shared::new(data), stop.clone());
+    let all = args.quick || !args.only.is_empty() || args.seeds.is_some();
+    let suite = Suite {
+        truth,
+        library,
+        decided: Box::new(run::decided),
+        binary: binary.clone(),
+        results: args.target.join("results"),
+        baselines: args.baselines,
+        resume: !args.anew,
+        most_seeds: if all { 0 } else { 6 },
+    };
+    let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
+    unless_stopped(train(recipes, &suite.library, threads), &stop)?;
+    let done = suite.all(&jobs, threads);
+    unless_stopped(Ok(()), &stop)?;
+    let failed: Vec<String> = done.failed.iter().map(|failed| failed.cell.clone()).collect();
+    let summary = Summary::new(&done.records, Of { digest, frozen, binary, failed });
+    files::write_json(&args.target.join("summary.json"), &summary)?;
+    let plots = [
+        ("regret-by-family", "Regret by family", &summary.by_family),
+        ("regret-by-phase", "Regret by length of phases", &summary.by_phase),
+        ("regret-by-ratio", "Regret by ratio of communication to computing", &summary.by_ratio),
+    ];
+    for (file, title, groups) in plots {
+        files::write(&args.target.join(format!("{file}.svg")), &plot::groups(title, groups))?;
+    }
+    for record in &done.records {
+        let path = args.target.join("cells").join(format!("{}.svg", record.name));
+        files::write(&path, &plot::timeline(record))?;
+    }
+    println!("{}", summary.table());
+    println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", args.target.display());
+    let errors: Vec<String> = done.failed.iter().map(|failed| format!("{}: {:#}", failed.cell, failed.error)).collect();
+    ensure!(errors.is_empty(), "failed to run {} cells\n{}", errors.len(), errors.join("\n"));
+    Ok(())
+}
+
 /// Seconds to the target by setting, best first, cell by cell.
-fn compare(cells: &Path, curves: &Path) -> Result<()> {
-    let truth = Coefficients::frozen();
-    for cell in Cell::read_all(cells)? {
-        let mut seconds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for seed in &cell.seeds {
-            let Some(curves) = Curves::read(curves, &cell.recipe(*seed))? else { continue };
-            let dense = curves.of(fixed::DENSE).with_context(|| format!("the curves lack {}", fixed::DENSE))?;
-            let target = score::target(&score::smooth(&dense.points()), 0.9).context("dense has no points")?;
-            for curve in &curves.curves {
-                let ends = fixed::replay(&cell, &truth, *seed, curve)?;
-                let steps = score::steps_to(&score::smooth(&curve.points()), target);
-                let reached = steps.and_then(|steps| score::seconds_at(&ends, steps)).unwrap_or(f64::INFINITY);
-                seconds.entry(curve.setting.clone()).or_default().push(reached);
-            }
-        }
-        let Cell { name, world, model, momentum, phase_s, communication_ratio, .. } = &cell;
-        let mean = |seconds: &[f64]| score::geometric_mean(seconds.iter().copied()).unwrap_or(f64::INFINITY);
-        let mut sorted: Vec<(f64, String)> =
-            seconds.iter().map(|(name, seconds)| (mean(seconds), name.clone())).collect();
-        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+fn compare(results: &Path) -> Result<()> {
+    for Record { name, cell, baselines, .. } in run::read_records(results)? {
+        let Cell { world, model, momentum, phase_s, communication_ratio, .. } = cell;
         println!(
             "{name}: N {world}, {model:?}, momentum {momentum}, phases of {phase_s} s, ratio {communication_ratio}"
         );
+        let mut sorted: Vec<_> =
+            baselines.settings().into_iter().map(|setting| (baselines.mean_seconds(setting), setting)).collect();
+        sorted.sort_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
         for (seconds, setting) in sorted {
-            println!("  {seconds:12.2} s  {setting}");
+            let points = 100.0 * baselines.accuracy_over_dense(setting).unwrap_or(f64::NAN);
+            println!("  {:12.2} s  {points:+6.2} points  {setting}", seconds.unwrap_or(f64::NAN));
         }
+    }
+    Ok(())
+}
+
+/// Copies what does not change with the program.
+fn record(baselines: &Path, results: &Path) -> Result<()> {
+    let records = run::read_records(results)?;
+    ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", results.display());
+    for record in records {
+        let (name, seeds) = (&record.name, &record.cell.seeds);
+        let whole = seeds.iter().all(|seed| record.flexcomm.iter().any(|run| run.seed == *seed));
+        ensure!(
+            whole,
+            "{name} has not run with all of its seeds {seeds:?}: a run without --quick and --seeds comes first"
+        );
+        let kept = run::Baselines { recorded: record.flexcomm, ..record.baselines };
+        files::write_json(&baselines.join(format!("{}.json", record.name)), &kept)?;
     }
     Ok(())
 }

@@ -6,11 +6,12 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::MemoryKind;
-use flexcomm_domain::{Selection, Strategy};
+use flexcomm_domain::{Selection, Strategy, Version};
 use flexcomm_exchange::{
-    Bucket, ExchangeError, HEAD_BYTES, Host, How, LastRound, Leader, Param, Place, Ran, Round, head,
+    Bucket, ExchangeError, HEAD_BYTES, Host, How, LastRound, Leader, Param, Place, Ran, Round, Status, head,
 };
 use flexcomm_lab::worker::{Images, Order, sgd_update};
+use flexcomm_trainer::Tick;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
@@ -110,15 +111,15 @@ pub struct Exchanged {
 /// A step of all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stepped {
-    /// Mean loss of the batch.
-    pub loss: f64,
+    /// By rank: mean loss of its batch. NaN in a trial where the ranks refuse the exchange of a bucket.
+    pub losses: Vec<f32>,
     /// By bucket.
     pub buckets: Vec<Exchanged>,
 }
 
-/// Where a rank other than the first ends its exchange: all read the same messages, so what they mean is worked out once. Sums
-/// change what a method remembers (PowerSGD's factors), so each rank reads its own.
-struct Follower;
+/// Where a rank other than the first ends its exchange: all read the same messages, so what they mean, and whether they are refused,
+/// is worked out once. Sums change what a method remembers (PowerSGD's factors), so each rank reads its own.
+struct Follower(Ran);
 
 impl Place for Follower {
     type Values<'a> = &'a [f32];
@@ -135,7 +136,7 @@ impl Place for Follower {
 
     fn mean(&self, of: &mut Bucket, last: &LastRound<'_>, (): ()) -> Result<Ran, ExchangeError> {
         match last {
-            LastRound::Messages(_) => Ok(Ran::Good),
+            LastRound::Messages(_) => Ok(self.0),
             other => Host.mean(of, other, &mut vec![0.0; of.values()]),
         }
     }
@@ -163,6 +164,15 @@ pub struct Ranks {
     /// What arrived in a round; and one rank's part.
     buffer: Vec<u8>,
     part: Vec<u8>,
+    /// Whether the ranks refused the exchange of a bucket in the last tick.
+    refused: bool,
+}
+
+/// A copy of what a trial changes but the residuals, of which the buckets keep training's own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Saved {
+    parameters: Vec<f32>,
+    velocity: Vec<f32>,
 }
 
 /// A bucket of a network: a layer with parameters, the last one first, as backward makes them.
@@ -189,6 +199,9 @@ pub fn buckets(network: &Network) -> Vec<Layout> {
 
 /// What stands for step, version and digest; ranks of one process agree by construction.
 const CHECK: u32 = 0;
+
+/// Of an exchange that the ranks refuse: of what is not finite nothing is kept.
+const LOST: Energy = Energy { sent: 0.0, compensated: f64::INFINITY };
 
 impl Ranks {
     /// Before the first step.
@@ -220,6 +233,7 @@ impl Ranks {
             labels: Vec::new(),
             buffer: Vec::new(),
             part: Vec::new(),
+            refused: false,
         })
     }
 
@@ -230,37 +244,79 @@ impl Ranks {
 
     /// One step of training under a strategy.
     pub fn step(&mut self, step: u64, strategy: &Strategy) -> Result<Stepped> {
-        let loss = self.gradients(step);
-        let rate = self.recipe.rate(step);
-        let buckets = (0..self.ranges.len()).map(|bucket| self.exchange(bucket, (step, rate), strategy));
-        let buckets = buckets.collect::<Result<_>>()?;
-        self.update(rate, strategy);
-        Ok(Stepped { loss, buckets })
+        self.tick(&Tick { step, strategy: *strategy, version: Version(0), trial: None })
     }
 
-    fn gradients(&mut self, step: u64) -> f64 {
-        let each = self.recipe.batch / self.recipe.world;
-        let mut losses = 0.0;
-        for (rank, images) in self.ranks.iter_mut().zip(&self.data.shards) {
-            let positions = step * each as u64..(step + 1) * each as u64;
-            images.load_batch(positions.map(|at| rank.order.at(at)), self.network.input(), &mut self.labels);
-            losses += f64::from(self.network.gradient(&self.parameters, &self.labels, &mut rank.gradient));
+    /// One step of training, or one iteration of a trial. What the ranks refuse to exchange ends training; in a trial the update takes
+    /// a mean of zeros.
+    pub fn tick(&mut self, tick: &Tick) -> Result<Stepped> {
+        self.refused = false;
+        let mut losses = self.gradients(tick.index());
+        let rate = self.recipe.rate(tick.step);
+        let mut buckets = Vec::new();
+        for bucket in 0..self.ranges.len() {
+            buckets.push(self.exchange(bucket, rate, tick)?);
+            if self.refused && tick.trial.is_none() {
+                bail!("the ranks refuse the exchange of a bucket under {}: values are not finite", tick.strategy);
+            }
         }
-        losses / self.recipe.world as f64
+        if self.refused {
+            self.mean.fill(0.0);
+            losses.fill(f32::NAN);
+        }
+        self.update(rate, &tick.strategy);
+        Ok(Stepped { losses, buckets })
     }
 
-    fn exchange(&mut self, bucket: usize, (step, rate): (u64, f64), strategy: &Strategy) -> Result<Exchanged> {
+    /// Whether the ranks refused to exchange a bucket in the last tick: values were not finite.
+    pub fn has_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Copies what a trial changes.
+    pub fn save(&self) -> Saved {
+        Saved { parameters: self.parameters.clone(), velocity: self.velocity.clone() }
+    }
+
+    /// Puts everything back: training goes on bit for bit as if nothing had happened. Once for every candidate.
+    pub fn restore(&mut self, saved: &Saved) {
+        self.ranks.iter_mut().flat_map(|rank| &mut rank.buckets).for_each(Bucket::end_candidate);
+        self.parameters.copy_from_slice(&saved.parameters);
+        self.velocity.copy_from_slice(&saved.velocity);
+    }
+
+    /// A rank's buckets in the order of backward, with the gradients of the last step before error feedback.
+    pub fn buckets(&self, rank: usize) -> impl Iterator<Item = (&Bucket, &[f32])> {
+        let Rank { buckets, gradient, .. } = &self.ranks[rank];
+        buckets.iter().zip(&self.ranges).map(|(bucket, range)| (bucket, &gradient[range.clone()]))
+    }
+
+    fn gradients(&mut self, index: u64) -> Vec<f32> {
+        let each = (self.recipe.batch / self.recipe.world) as u64;
+        let mut losses = Vec::new();
+        for (rank, images) in self.ranks.iter_mut().zip(&self.data.shards) {
+            let positions = index * each..(index + 1) * each;
+            images.load_batch(positions.map(|at| rank.order.at(at)), self.network.input(), &mut self.labels);
+            losses.push(self.network.gradient(&self.parameters, &self.labels, &mut rank.gradient));
+        }
+        losses
+    }
+
+    fn exchange(&mut self, bucket: usize, rate: f64, tick: &Tick) -> Result<Exchanged> {
+        let strategy = &tick.strategy;
         let range = self.ranges[bucket].clone();
         for rank in &mut self.ranks {
             rank.buckets[bucket].enter();
+            rank.buckets[bucket].in_trial(tick.trial.is_some())?;
             rank.buckets[bucket].prepare(strategy.spec(), None)?;
         }
         if strategy.is_dense() && !self.ranks[0].buckets[bucket].has_residual() {
             return Ok(self.dense(range));
         }
+        let index = tick.index();
         let leader =
-            strategy.selection().map(|selection: Selection| Leader::of(selection, step, self.ranks.len() as u32));
-        let step = Step { index: step, learning_rate: rate };
+            strategy.selection().map(|selection: Selection| Leader::of(selection, index, self.ranks.len() as u32));
+        let step = Step { index, learning_rate: rate };
         let mut round = None;
         for rank in &mut self.ranks {
             let Ok(first) = rank.buckets[bucket].begin(&Host, &rank.gradient[range.clone()], step, leader);
@@ -269,28 +325,34 @@ impl Ranks {
         let mut rounds = Vec::new();
         let mut round = round.context("a job has ranks")?;
         loop {
-            rounds.push(Carried { how: round.how, bytes: round.head_bytes() + round.bytes });
+            if round.how != How::Refused {
+                rounds.push(Carried { how: round.how, bytes: round.head_bytes() + round.bytes });
+            }
             self.carry(bucket, round);
             let arrived = round.split(CHECK, self.ranks.len(), &self.buffer);
             let arrived = arrived.map_err(|rank| anyhow::anyhow!("rank {rank} is in another step"))?;
             let mut next = round;
-            let mut mean = Some(&mut self.mean[range.clone()]);
+            let (mut mean, mut read) = (Some(&mut self.mean[range.clone()]), None);
             for rank in &mut self.ranks {
                 let bucket = &mut rank.buckets[bucket];
                 if !round.last {
                     next = bucket.next(&Host, &arrived)?;
                     continue;
                 }
-                let ran = match mean.take() {
-                    Some(mean) => bucket.finish(&Host, &arrived, mean)?,
-                    None => bucket.finish(&Follower, &arrived, ())?,
+                let ran = match (mean.take(), read) {
+                    (Some(mean), _) => *read.insert(bucket.finish(&Host, &arrived, mean)?),
+                    (None, read) => bucket.finish(&Follower(read.unwrap_or(Ran::Refused)), &arrived, ())?,
                 };
                 if ran != Ran::Good {
-                    bail!("the ranks refuse the exchange of a bucket under {strategy}: {}", bucket.fault());
+                    if bucket.status() == Status::Failed {
+                        bail!("the ranks refuse the exchange of a bucket under {strategy}: {}", bucket.fault());
+                    }
+                    self.refused = true;
                 }
             }
             if round.last {
-                let energies = self.ranks.iter().map(|rank| rank.buckets[bucket].energy()).collect();
+                let energy = |rank: &Rank| if self.refused { LOST } else { rank.buckets[bucket].energy() };
+                let energies = self.ranks.iter().map(energy).collect();
                 return Ok(Exchanged { rounds, energies });
             }
             round = next;

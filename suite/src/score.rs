@@ -92,30 +92,44 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The bootstrap's 95 % interval of a geometric mean over groups (cells), each of which has some ratios (seeds): groups are drawn
-/// with replacement, then ratios within each.
-pub fn bootstrap(groups: &[Vec<f64>], seed: u64) -> Option<Interval> {
+/// Ratios by family, by cell, by seed. A cell without ratios counts as none.
+pub type Families = Vec<Vec<Vec<f64>>>;
+
+/// Of each family that has one its cells that have ratios.
+fn filled(families: &Families) -> Vec<Vec<&Vec<f64>>> {
+    fn cells(family: &[Vec<f64>]) -> Vec<&Vec<f64>> {
+        family.iter().filter(|cell| !cell.is_empty()).collect()
+    }
+    families.iter().map(|family| cells(family)).filter(|family| !family.is_empty()).collect()
+}
+
+/// A mean of logarithms; 0 of none.
+fn mean(logs: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = logs.len().max(1) as f64;
+    logs.sum::<f64>() / count
+}
+
+/// The geometric mean over families of that over their cells of that over their seeds; none of no ratios.
+pub fn mean_of_families(families: &Families) -> Option<f64> {
+    let families = filled(families);
+    let of_cell = |cell: &&Vec<f64>| mean(cell.iter().map(|ratio| ratio.ln()));
+    let of_family = |family: &Vec<&Vec<f64>>| mean(family.iter().map(of_cell));
+    (!families.is_empty()).then(|| mean(families.iter().map(of_family)).exp())
+}
+
+/// The bootstrap's 95 % interval of [`mean_of_families`]: a family's cells are drawn with replacement, then the seeds of each.
+pub fn bootstrap(families: &Families, seed: u64) -> Option<Interval> {
     const RESAMPLES: usize = 2000;
-    let groups: Vec<&Vec<f64>> = groups.iter().filter(|group| !group.is_empty()).collect();
-    if groups.is_empty() {
+    let families = filled(families);
+    if families.is_empty() {
         return None;
     }
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut draw = || {
-        let group_mean = |group: &Vec<f64>, rng: &mut ChaCha8Rng| {
-            let logs: f64 = (0..group.len()).map(|_| group[rng.random_range(0..group.len())].ln()).sum();
-            logs / group.len() as f64
-        };
-        let pick = |rng: &mut ChaCha8Rng| groups[rng.random_range(0..groups.len())];
-        let sum: f64 = (0..groups.len())
-            .map(|_| {
-                let group = pick(&mut rng);
-                group_mean(group, &mut rng)
-            })
-            .sum();
-        (sum / groups.len() as f64).exp()
-    };
-    let means: Vec<f64> = (0..RESAMPLES).map(|_| draw()).collect();
+    let mut of_cell = |cell: &Vec<f64>| mean((0..cell.len()).map(|_| cell[rng.random_range(0..cell.len())].ln()));
+    let mut picks = ChaCha8Rng::seed_from_u64(!seed);
+    let mut of_family =
+        |family: &Vec<&Vec<f64>>| mean((0..family.len()).map(|_| of_cell(family[picks.random_range(0..family.len())])));
+    let means: Vec<f64> = (0..RESAMPLES).map(|_| mean(families.iter().map(&mut of_family)).exp()).collect();
     Some(Interval { low: quantile(&means, 0.025)?, high: quantile(&means, 0.975)? })
 }
 
@@ -175,14 +189,27 @@ mod tests {
         );
     }
 
+    /// A family of one cell counts as much as one of three, and resampling never mixes families.
+    #[test]
+    fn families_count_alike() {
+        let families = vec![vec![vec![4.0], vec![4.0, 4.0], vec![]], vec![vec![0.5, 2.0]], vec![]];
+        assert!((mean_of_families(&families).unwrap() - 2.0).abs() < 1e-12);
+        let interval = bootstrap(&families, 1).unwrap();
+        // The second family's seeds are drawn twice: both 0.5 or both 2.
+        assert!((interval.low - 2f64.sqrt()).abs() < 1e-12 && (interval.high - 8f64.sqrt()).abs() < 1e-12);
+        assert_eq!((mean_of_families(&vec![vec![vec![]]]), bootstrap(&vec![], 1)), (None, None));
+    }
+
     proptest! {
         #[test]
         fn the_interval_holds_the_mean_and_shrinks_to_it(ratios in prop::collection::vec(0.2f64..5.0, 3..30)) {
             let groups: Vec<Vec<f64>> = ratios.iter().map(|r| vec![*r]).collect();
             let mean = geometric_mean(ratios.iter().copied()).unwrap();
-            let interval = bootstrap(&groups, 1).unwrap();
+            let families = vec![groups];
+            prop_assert!((mean_of_families(&families).unwrap() / mean - 1.0).abs() < 1e-9);
+            let interval = bootstrap(&families, 1).unwrap();
             prop_assert!(interval.low <= mean * 1.001 && mean <= interval.high * 1.001, "{interval:?} {mean}");
-            let same = bootstrap(&vec![vec![mean; 3]; 5], 1).unwrap();
+            let same = bootstrap(&vec![vec![vec![mean; 3]; 5]; 2], 1).unwrap();
             prop_assert!((same.low / mean - 1.0).abs() < 1e-9 && (same.high / mean - 1.0).abs() < 1e-9);
         }
     }

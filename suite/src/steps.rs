@@ -2,10 +2,11 @@
 
 use crate::ranks::{Carried, Exchanged};
 use anyhow::{Context, Result};
-use flexcomm_collectives::{Schedule, allgather, allreduce, binomial_broadcast};
+use flexcomm_collectives::{Goal, Schedule, allgather, allreduce, binomial_broadcast, ring_allgather};
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, Rank, Strategy};
 use flexcomm_exchange::How;
-use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
+use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Gather};
 use flexcomm_truth::job::{Piece, Program, Round, Send, Stage, Step};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -27,11 +28,16 @@ pub struct Compute {
 
 /// What a strategy's compressor takes, by the truth's table.
 pub fn codec(truth: &Coefficients, strategy: &Strategy, factor: f64) -> Result<CodecSeconds> {
-    if strategy.is_dense() {
+    codec_of(truth, strategy.spec(), factor)
+}
+
+/// What a compressor takes, by the truth's table.
+pub fn codec_of(truth: &Coefficients, spec: &CompressorSpec, factor: f64) -> Result<CodecSeconds> {
+    if *spec == CompressorSpec::NONE {
         return Ok(CodecSeconds::default());
     }
-    let text = strategy.spec().to_string();
-    let (compressor, name) = (text.split('+').next().unwrap_or_default(), strategy.spec().compressor().name);
+    let text = spec.to_string();
+    let (compressor, name) = (text.split('+').next().unwrap_or_default(), spec.compressor().name);
     let found = truth.codec.get(compressor).or_else(|| truth.codec.get(name));
     let found =
         found.with_context(|| format!("the truth has no [codec.\"{compressor}\"] and no [codec.\"{name}\"]"))?;
@@ -53,6 +59,8 @@ pub struct Stragglers {
 /// Programs of collectives, made once.
 #[derive(Debug, Default)]
 pub struct Programs {
+    /// How blocks are gathered.
+    pub gather: Gather,
     made: BTreeMap<(Kind, usize), Arc<Program>>,
 }
 
@@ -74,12 +82,12 @@ fn program(schedule: &Schedule, bytes: f64, gathers: bool) -> Program {
                 .iter()
                 .map(|m| Send { to: m.peer.index(), bytes: each * f64::from(m.chunks.count) })
                 .collect(),
-            receives: round.recvs.len() as u32,
+            senders: round.recvs.iter().map(|m| m.peer.index()).collect(),
             received_bytes: round.recvs.iter().map(|m| each * f64::from(m.chunks.count)).sum(),
         };
         schedule.for_rank(Rank(rank)).into_iter().map(round).collect()
     };
-    Program { ranks: (0..schedule.ranks).map(rounds).collect() }
+    Program { ranks: (0..schedule.ranks).map(rounds).collect(), segmented: schedule.goal == Goal::Allreduce }
 }
 
 impl Programs {
@@ -96,6 +104,7 @@ impl Programs {
         }
         let schedule = match kind {
             Kind::Sum(collective) => (allreduce(collective).schedule)(world)?,
+            Kind::Gather if self.gather == Gather::Ring => ring_allgather(world)?,
             Kind::Gather => allgather(world)?,
             Kind::Broadcast(root) => binomial_broadcast(world, Rank(root))?,
         };
@@ -127,8 +136,14 @@ const UPDATE: f64 = 0.03;
 
 impl Timeline {
     /// Of a job.
-    pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers) -> Self {
-        Self { world, buckets, compute, stragglers, programs: Programs::default() }
+    pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers, gather: Gather) -> Self {
+        let programs = Programs { gather, ..Programs::default() };
+        Self { world, buckets, compute, stragglers, programs }
+    }
+
+    /// Values that a bucket stands for.
+    pub fn values(&self, bucket: usize) -> f64 {
+        self.buckets[bucket] as f64 * self.compute.values_factor
     }
 
     /// The step that exchanged these buckets under this strategy.
@@ -142,7 +157,7 @@ impl Timeline {
         let all: usize = self.buckets.iter().sum();
         let factors: Vec<f64> = (0..self.world).map(|_| self.straggle(rng)).collect();
         let kept = strategy.cr().get();
-        let values = |bucket: usize| self.buckets[bucket] as f64 * self.compute.values_factor;
+        let values = |bucket: usize| self.values(bucket);
         let compress: Vec<f64> = (0..exchanged.len()).map(|b| codec.compress(values(b), kept)).collect();
         let pieces = |factor: &f64| -> Vec<Piece> {
             let backward = |b: usize| (1.0 - FORWARD - UPDATE) * self.buckets[b] as f64 / all as f64;
@@ -185,5 +200,27 @@ impl Timeline {
         let normal = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
         let pauses = rng.random::<f64>() < pause_share;
         (spread * normal).exp() + if pauses { pause } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_gathered_as_the_truth_has_it_and_only_allreduces_are_segmented() {
+        let strategy: Strategy = "topk(k=0.01)+ef(vanilla)/allgather".parse().unwrap();
+        let of = |gather, how| {
+            let mut programs = Programs { gather, ..Programs::default() };
+            let made = programs.of(Carried { how, bytes: 8 }, strategy.collective(), 4, 1.0).unwrap();
+            let received = made.ranks[1].iter().map(|round| round.received_bytes).sum::<f64>();
+            (made.ranks[1].len(), received, made.segmented)
+        };
+        assert_eq!(of(Gather::Doubling, How::Gather), (2, 24.0, false));
+        assert_eq!(of(Gather::Ring, How::Gather), (3, 24.0, false));
+        let dense: Strategy = "none/dense-ring".parse().unwrap();
+        let sum = Carried { how: How::Sum(flexcomm_compression::codec::Element::F32), bytes: 8 };
+        let made = Programs::default().of(sum, dense.collective(), 4, 1.0).unwrap();
+        assert!(made.segmented && made.ranks[3].iter().all(|round| round.senders == [2]));
     }
 }

@@ -1,0 +1,228 @@
+//! A granted throughput test: the two sides of `flexcomm_probes::throughput` with messages of the network for sockets.
+
+use super::{Carries, Shared, Token};
+use flexcomm_agent::parts::Failed;
+use flexcomm_probes::Nanos;
+use flexcomm_probes::edge::MeasureError;
+use flexcomm_probes::throughput::{DirectionResult, Plan, Rate, Receiving, Sending, TcpSummary, ThroughputResult};
+use flexcomm_truth::job;
+use flexcomm_truth::network::ConnectionId;
+
+/// Round trips before the first byte: for each of two connections its own, challenge, and answer with proof.
+const HANDSHAKES: u8 = 6;
+/// A handshake that takes longer than this has failed, seconds.
+const HANDSHAKE_S: f64 = 4.0;
+/// Bytes of a frame with heads.
+const FRAME_BYTES: f64 = 120.0;
+/// Unsent bytes that the stream may hold (`TCP_NOTSENT_LOWAT`).
+const NOT_SENT: f64 = 65_536.0;
+/// A phase has so many pieces at least, so that their arrivals show its course; a piece is no larger than what a kernel hands over
+/// at once, no smaller than a segment.
+const PIECES: u64 = 256;
+const PIECE_BYTES: (u64, u64) = (1448, 65_536);
+/// Time between two looks of both sides, seconds.
+pub(super) const LOOK_S: f64 = 0.01;
+
+/// What one side says to the other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Word {
+    /// The client's part of a round trip of the handshakes, of which so many are left, this one included.
+    Hand(u8),
+    /// The server's.
+    Shake(u8),
+    /// The receiver is ready: the phase begins.
+    Begin,
+    /// Bytes of the test.
+    Piece(u32),
+    /// The receiver has enough.
+    Stop,
+    /// The sender has sent all.
+    Done,
+    /// What the server found.
+    Report,
+}
+
+/// Whose test it is, and its connections from the client to the server and back.
+pub(super) struct Wires<'a> {
+    pub(super) network: &'a mut Shared,
+    pub(super) client: usize,
+    pub(super) out: ConnectionId,
+    pub(super) back: ConnectionId,
+}
+
+/// A test from its handshakes to its report.
+#[derive(Debug)]
+pub(super) struct Test {
+    /// Of this agent's tests.
+    pub(super) number: u64,
+    plan: Plan,
+    begun: f64,
+    rtt_s: f64,
+    /// Whether the server sends now.
+    is_back: bool,
+    sending: Option<Sending>,
+    receiving: Option<Receiving>,
+    is_sent: bool,
+    /// What the sender said that it sent.
+    sent: Option<u64>,
+    is_stopped: bool,
+    found: Option<Rate>,
+    result: ThroughputResult,
+}
+
+pub(super) type Outcome = Result<ThroughputResult, Failed>;
+
+fn nanos(now: f64) -> Nanos {
+    Nanos((now * 1e9) as u64)
+}
+
+impl Test {
+    pub(super) fn begin(number: u64, plan: Plan, wires: &mut Wires<'_>) -> Self {
+        let begun = wires.network.now();
+        let result = ThroughputResult { out: None, back: None, streams: plan.streams() };
+        let test = Self {
+            number,
+            plan,
+            begun,
+            rtt_s: 0.0,
+            is_back: false,
+            sending: None,
+            receiving: None,
+            is_sent: false,
+            sent: None,
+            is_stopped: false,
+            found: None,
+            result,
+        };
+        wires.network.reopen(wires.out);
+        wires.network.reopen(wires.back);
+        test.say(wires, true, Word::Hand(HANDSHAKES));
+        test
+    }
+
+    fn token(&self, wires: &Wires<'_>, word: Word) -> job::Token<Token> {
+        job::Token::Other(Token(Carries::Test(wires.client, self.number, word)))
+    }
+
+    fn say(&self, wires: &mut Wires<'_>, to_server: bool, word: Word) {
+        let (way, token) = (if to_server { wires.out } else { wires.back }, self.token(wires, word));
+        wires.network.datagram(way, FRAME_BYTES, token);
+    }
+
+    /// Something arrived at either side. The outcome ends the test.
+    pub(super) fn heard(&mut self, wires: &mut Wires<'_>, word: Word) -> Option<Outcome> {
+        let now = wires.network.now();
+        match word {
+            Word::Hand(1) => self.receive(wires),
+            Word::Hand(left) => self.say(wires, false, Word::Shake(left)),
+            Word::Shake(left) => {
+                if left == HANDSHAKES {
+                    self.rtt_s = now - self.begun;
+                }
+                self.say(wires, true, Word::Hand(left - 1));
+            }
+            Word::Begin => {
+                let (out, back) = self.plan.shares();
+                let budget = if self.is_back { back } else { out };
+                self.sending = Some(Sending::new(nanos(now), budget, self.plan.time_limit_s()));
+            }
+            Word::Piece(bytes) => {
+                if let Some(receiving) = &mut self.receiving {
+                    receiving.data([(nanos(now), u64::from(bytes))]);
+                }
+            }
+            Word::Stop => {
+                if let Some(sending) = &mut self.sending {
+                    sending.stop();
+                }
+            }
+            Word::Done => {
+                self.sent = self.sending.as_ref().map(Sending::sent);
+                if let (Some(receiving), Some(sent)) = (&mut self.receiving, self.sent) {
+                    receiving.done(sent);
+                }
+            }
+            Word::Report => return self.reported(wires),
+        }
+        self.look(wires)
+    }
+
+    /// The side that receives is ready.
+    fn receive(&mut self, wires: &mut Wires<'_>) {
+        let now = nanos(wires.network.now());
+        self.receiving = Some(Receiving::new(now, self.plan.time_limit_s(), self.rtt_s));
+        self.say(wires, self.is_back, Word::Begin);
+    }
+
+    /// Both sides look at what there is to do.
+    pub(super) fn look(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
+        let now = wires.network.now();
+        if self.receiving.is_none() && self.found.is_none() && now - self.begun > HANDSHAKE_S * f64::from(HANDSHAKES) {
+            return Some(Err(self.failed(&MeasureError::Silent("the server's go-ahead"))));
+        }
+        self.send(wires);
+        let receiving = self.receiving.as_mut()?;
+        if self.sent.is_some() && receiving.finished(nanos(now)) {
+            return self.received(wires);
+        }
+        if nanos(now) >= receiving.deadline() {
+            return Some(Err(self.failed(&MeasureError::Silent("the end of the phase"))));
+        }
+        if receiving.wants_stop(nanos(now)) && self.sent.is_none() && !self.is_stopped {
+            self.is_stopped = true;
+            self.say(wires, self.is_back, Word::Stop);
+        }
+        None
+    }
+
+    fn send(&mut self, wires: &mut Wires<'_>) {
+        let (to_server, now) = (!self.is_back, nanos(wires.network.now()));
+        let way = if to_server { wires.out } else { wires.back };
+        let piece = (self.plan.budget_bytes() / 2 / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
+        while let Some(sending) = &mut self.sending {
+            let bytes = sending.allowance(now).min(piece);
+            if bytes == 0 || wires.network.counted(way).waiting >= NOT_SENT {
+                break;
+            }
+            sending.wrote(bytes);
+            let token = self.token(wires, Word::Piece(bytes as u32));
+            wires.network.send(way, bytes as f64, token);
+        }
+        let is_over = self.sending.as_ref().is_some_and(|sending| sending.allowance(now) == 0);
+        if is_over && !self.is_sent {
+            self.is_sent = true;
+            self.say(wires, to_server, Word::Done);
+        }
+    }
+
+    /// All of a phase arrived.
+    fn received(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
+        self.found = self.receiving.take().and_then(|receiving| receiving.rate());
+        if !self.is_back {
+            self.say(wires, false, Word::Report);
+            return None;
+        }
+        self.result.back = self.direction();
+        Some(if self.result.back.is_some() { Ok(self.result) } else { Err(self.failed(&MeasureError::Nothing)) })
+    }
+
+    /// The client knows what the server found; the other direction begins.
+    fn reported(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
+        self.result.out = self.direction();
+        if self.result.out.is_none() {
+            return Some(Err(self.failed(&MeasureError::Nothing)));
+        }
+        (self.is_back, self.sending, self.is_sent, self.sent, self.is_stopped) = (true, None, false, None, false);
+        self.receive(wires);
+        None
+    }
+
+    fn direction(&self) -> Option<DirectionResult> {
+        let tcp = TcpSummary::default();
+        self.found.zip(self.sent).map(|(rate, sent_bytes)| DirectionResult { rate, sent_bytes, tcp })
+    }
+
+    fn failed(&self, error: &MeasureError) -> Failed {
+        Failed { why: error.to_string(), bytes: self.plan.budget_bytes() }
+    }
+}

@@ -1,0 +1,265 @@
+//! Agents and controller on small networks.
+
+use super::*;
+use crate::cells::Phase;
+use crate::families;
+use crate::ranks::{Carried, Exchanged};
+use crate::steps::{Compute, Stragglers, Timeline};
+use flexcomm_compression::codec::Element;
+use flexcomm_controller::RawConfig;
+use flexcomm_domain::Strategy;
+use flexcomm_exchange::How;
+use flexcomm_truth::coefficients::{CodecSeconds, Gather};
+use flexcomm_wire::{AppliedReport, CodecInfo, LinkReport, PROTOCOL, ReportBody, StepRecord, StepsReport};
+use flexcomm_wire::{ThroughputReport, TrialOutcome, TrialReport};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+fn phase(seconds: f64, latency_ms: f64, mbit: f64) -> Phase {
+    Phase { seconds, latency_ms, up_mbit: mbit, down_mbit: mbit, nics: Vec::new() }
+}
+
+fn cell(world: usize, ranks_per_nic: usize, phases: Vec<Phase>) -> Cell {
+    Cell { world, ranks_per_nic, phases, ..families::cells()[0].clone() }
+}
+
+fn hello(rank: usize, world: usize) -> Hello {
+    let codec = |text: &&str| CodecInfo {
+        compressor: (*text).to_owned(),
+        header_bytes: 16,
+        index_bytes: 4.0,
+        index_coding: None,
+        value_bytes: 4.0,
+        rounds: 1,
+        times: None,
+        on_request: false,
+    };
+    Hello {
+        protocol: PROTOCOL,
+        job: "j".parse().unwrap(),
+        run: None,
+        rank: rank as u32,
+        world: world as u32,
+        gradient_values: 1_000_000,
+        backend: "gloo".into(),
+        codecs: ["topk", "fp16"].iter().map(codec).collect(),
+        collectives: ["dense-ring", "allgather", "art-ring"].map(Into::into).to_vec(),
+    }
+}
+
+/// A network with its agents, and a job that follows what it is told by numbers alone.
+struct Bench {
+    net: Net<Token>,
+    agents: Agents,
+    /// The orders of each rank.
+    orders: Vec<(f64, usize, JobOrders)>,
+    running: Vec<(u64, Strategy)>,
+}
+
+impl Bench {
+    fn new(cell: &Cell) -> Self {
+        let truth = Coefficients::frozen();
+        let mut net = Net::new(cell, &truth, 1);
+        let mut agents = Agents::new(cell, &truth, RawConfig::default().validate().unwrap()).unwrap();
+        agents.begin(&mut net, (0..cell.world).map(|rank| hello(rank, cell.world)).collect());
+        Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
+    }
+
+    /// Without a step of the job.
+    fn idle(mut self, until: f64) -> Self {
+        while self.net.network.now() < until {
+            match self.net.network.advance().unwrap() {
+                Happened::Delivered(job::Token::Other(token)) => {
+                    self.agents.happened(&mut self.net.network, Happened::Delivered(token));
+                }
+                Happened::Timer(job::Token::Other(token)) => {
+                    self.agents.happened(&mut self.net.network, Happened::Timer(token));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        self
+    }
+
+    /// The job steps by dense rings of a million values.
+    fn train(mut self, until: f64) -> Self {
+        let world = self.running.len();
+        let compute = Compute { seconds: 0.05, values_factor: 1.0, codec_factor: 1.0 };
+        let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
+        let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
+        let exchanged = [Exchanged {
+            rounds: vec![Carried { how: How::Sum(Element::F32), bytes: 4_000_000 }],
+            energies: Vec::new(),
+        }];
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
+        while starts[0] < until {
+            let codec = CodecSeconds::default();
+            let step = timeline.step(&Strategy::DENSE_RING, &exchanged, codec, &mut rng).unwrap();
+            let Self { net, agents, .. } = &mut self;
+            let software = Coefficients::frozen().software;
+            let others = &mut |network: &mut Shared, what| agents.happened(network, what);
+            let times = job::run(&mut net.network, &net.mesh, software, &step, &starts, others).unwrap();
+            for (rank, times) in times.ranks.iter().enumerate() {
+                self.stepped(rank, number, (times.ended - times.began) * 1e6);
+            }
+            starts = times.ranks.iter().map(|times| times.ended).collect();
+            number += 1;
+        }
+        self
+    }
+
+    fn stepped(&mut self, rank: usize, step: u64, took_us: f64) {
+        let (job, at) = ("j".parse::<flexcomm_domain::JobId>().unwrap(), self.net.network.now());
+        let mut say = Vec::new();
+        if let Some(orders) = self.agents.orders(rank) {
+            self.orders.push((at, rank, orders.clone()));
+            if let Some(new) = orders.decision.filter(|new| new.version > self.running[rank].0) {
+                self.running[rank] = (new.version, Strategy::try_from(&new.strategy).unwrap());
+                let (version, digest) = (new.version, new.digest);
+                say.push(FromTrainer::Applied(AppliedReport {
+                    job: job.clone(),
+                    rank: rank as u32,
+                    version,
+                    digest,
+                    step,
+                }));
+            }
+            if let Some(trial) = orders.trial {
+                let outcome = |strategy: &flexcomm_wire::StrategyWire| TrialOutcome {
+                    strategy: strategy.clone(),
+                    gain: 0.9,
+                    energy: Some(1.0),
+                    shadow_gain: None,
+                    shadow_energy: None,
+                    comp_us: 500.0,
+                    sync_us: 1e5,
+                    iterations: 10,
+                };
+                let outcomes = trial.candidates.iter().map(outcome).collect();
+                let (rank, cost_us) = (rank as u32, 1e6);
+                let report = TrialReport { job: job.clone(), rank, id: trial.id, outcomes, aborted: None, cost_us };
+                say.push(FromTrainer::Trial(report));
+            }
+        }
+        let (version, strategy) = self.running[rank];
+        let record = StepRecord {
+            step,
+            compute_us: 5e4,
+            comp_us: 0.0,
+            sync_us: took_us - 5e4,
+            wait_us: Some(0.0),
+            step_us: took_us,
+            bytes_sent: 6_000_000,
+            gain: 1.0,
+            energy: Some(1.0),
+            loss: Some(1.0),
+            accuracy: None,
+        };
+        let (rank, steps) = (rank as u32, vec![record]);
+        say.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: strategy.into(), steps }));
+        say.into_iter().for_each(|message| self.agents.says(&mut self.net.network, rank as usize, message));
+    }
+
+    /// The newest report of each link that had arrived at a time.
+    fn links(&self, until: f64) -> BTreeMap<(usize, NodeName), LinkReport> {
+        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| *at <= until);
+        let link = |(_, rank, report): &(f64, usize, Report)| match &report.body {
+            ReportBody::Link(link) => Some(((*rank, link.peer.clone()), link.clone())),
+            _ => None,
+        };
+        taken.filter_map(link).collect()
+    }
+
+    /// The tests whose reports arrived between two times.
+    fn tests(&self, from: f64, until: f64) -> Vec<ThroughputReport> {
+        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| (from..until).contains(at));
+        let test = |(.., report): &(f64, usize, Report)| match &report.body {
+            ReportBody::Throughput(report) => Some(report.clone()),
+            _ => None,
+        };
+        taken.filter_map(test).collect()
+    }
+
+    fn said(&self) -> String {
+        format!("{:?}\n{:?}\n{:?}", self.agents.desk.taken, self.orders, self.agents.spent())
+    }
+}
+
+fn near(value: f64, truth: f64) -> bool {
+    (value / truth - 1.0).abs() < 0.1
+}
+
+#[test]
+fn links_are_known_after_seconds_and_their_changes_too() {
+    let cell = cell(4, 1, vec![phase(30.0, 5.0, 100.0), phase(1000.0, 40.0, 10.0)]);
+    let bench = Bench::new(&cell).idle(40.0);
+    assert_eq!(bench.agents.problems(), Vec::<String>::new());
+    let known = bench.links(30.0);
+    assert_eq!(known.len(), 12);
+    for (link, report) in &known {
+        assert!(near(report.latency_us, 5000.0) && report.latency_confidence > 0.5, "{link:?}: {report:?}");
+        assert!(report.loss_out == 0.0 && report.loss_back == 0.0, "{link:?}: {report:?}");
+    }
+    let measured: Vec<f64> = known.values().filter_map(|report| report.bandwidth_bps).collect();
+    assert!(!measured.is_empty() && measured.iter().all(|bps| near(*bps, 100e6)), "{measured:?}");
+    let soon = bench.links(38.0);
+    assert!(soon.values().all(|report| near(report.latency_us, 40_000.0)), "{soon:?}");
+    let tested: Vec<f64> = bench.tests(30.0, 40.0).iter().map(|report| report.out_bps.unwrap()).collect();
+    assert!(!tested.is_empty() && tested.iter().all(|bps| near(*bps, 10e6)), "{tested:?}");
+    let Spent { test_bytes, echo_bytes, report_bytes, .. } = bench.agents.spent();
+    assert!(test_bytes > 1e5 && echo_bytes > 40.0 * 12.0 * 5.0 * 200.0 && report_bytes > 1e5);
+}
+
+#[test]
+fn a_job_gets_a_decision_and_the_same_run_gives_the_same_bytes() {
+    let cell = cell(4, 1, vec![phase(40.0, 5.0, 100.0), phase(1000.0, 5.0, 20.0)]);
+    let run = || Bench::new(&cell).train(60.0);
+    let bench = run();
+    assert_eq!(bench.agents.problems(), Vec::<String>::new());
+    for rank in 0..4 {
+        let decided = bench.orders.iter().find(|(_, of, orders)| *of == rank && orders.decision.is_some());
+        assert!(decided.is_some(), "{:?}", bench.agents.controller().looks(&"j".parse().unwrap()));
+    }
+    assert!(!bench.agents.promised().is_empty());
+    assert!(bench.agents.spent().flow_samples > 0);
+    // Tests share a NIC with the ring; its own flows show the whole of its links.
+    for (until, truth) in [(40.0, 100e6), (50.0, 20e6)] {
+        let known = bench.links(until);
+        let of_ring = (0..4).map(|rank| &known[&(rank, node_name((rank + 1) % 4).unwrap())]);
+        of_ring.for_each(|link| assert!(near(link.bandwidth_bps.unwrap(), truth), "at {until} s: {link:?}"));
+    }
+    assert_eq!(bench.said(), run().said());
+}
+
+#[test]
+fn ranks_behind_one_nic_have_links_of_their_own() {
+    let cell = cell(4, 2, vec![phase(1000.0, 5.0, 100.0)]);
+    let bench = Bench::new(&cell).idle(30.0);
+    assert_eq!(bench.agents.problems(), Vec::<String>::new());
+    let known = bench.links(30.0);
+    assert_eq!(known.len(), 12);
+    let within = &known[&(0, node_name(1).unwrap())];
+    assert!(within.latency_us < 50.0 && within.bandwidth_bps.is_none_or(|bps| bps > 1e9), "{within:?}");
+    assert!(near(known[&(0, node_name(2).unwrap())].latency_us, 5000.0));
+}
+
+/// A grant that comes too late, and one for nobody, are reported and cost nothing.
+#[test]
+fn a_grant_that_cannot_be_used_is_reported() {
+    let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(5.0);
+    let spent = bench.agents.spent().test_bytes;
+    let Agents { nodes, wires, letters, spent: spends, .. } = &mut bench.agents;
+    let world = &mut World { network: &mut bench.net.network, wires, letters, spent: spends };
+    let grant = |id, peer: &str, valid_ms| {
+        let peer = peer.parse().unwrap();
+        flexcomm_wire::ThroughputGrant { id, peer, budget_bytes: 1 << 20, valid_ms }
+    };
+    nodes[0].granted(world, grant(7001, "n1", 100));
+    nodes[0].granted(world, grant(7002, "nobody", 10_000));
+    let bench = bench.idle(6.0);
+    let reports = bench.tests(5.0, 6.0);
+    let of = |id| reports.iter().find(|report| report.grant == id).unwrap().error.clone().unwrap();
+    assert_eq!((of(7001).as_str(), of(7002).as_str()), ("the grant has expired", "the peer is not in the probe plan"));
+    assert_eq!(bench.agents.spent().test_bytes, spent);
+}

@@ -1,0 +1,309 @@
+//! The truth beside an experiment (`python/bench/experiment.py --cell`): the same settings on the same cell, in the order that both
+//! put them, and by how much the truth is off.
+//!
+//! What is learned is the experiment's own: a setting needs as many steps to the target as it did there, so what is compared is the
+//! time of these steps. A setting that does not reach the target is compared over all of its steps.
+
+use crate::cells::Cell;
+use crate::fixed::{self, TEST_EVERY};
+use crate::ranks::{Data, Recipe};
+use crate::score::{self, Point};
+use anyhow::{Context, Result, ensure};
+use flexcomm_domain::Strategy;
+use flexcomm_truth::coefficients::Coefficients;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The experiment's name of a run that adapts; the truth has no curve of it.
+const ADAPTIVE: &str = "flexcomm";
+
+/// What is sent hangs on the strategy and hardly on what is learned: so many steps of training tell it.
+const STEPS_OF_SIZES: u64 = 8;
+
+/// One run of the experiment: a `result-*.json`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Ran {
+    /// The strategy.
+    pub setting: String,
+    /// Of the run.
+    pub seed: u64,
+    /// When each step ended on all ranks, seconds since the start.
+    pub ends: Vec<f64>,
+    /// Test losses every [`TEST_EVERY`] steps, the first before any.
+    pub losses: Vec<f64>,
+}
+
+impl Ran {
+    /// All of a folder, by name of the file.
+    pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
+        let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        paths.retain(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("result-") && name.ends_with(".json")
+        });
+        paths.sort();
+        let read = |path: &std::path::PathBuf| {
+            let text = std::fs::read_to_string(path)?;
+            Ok(serde_json::from_str(&text)?)
+        };
+        paths
+            .iter()
+            .map(|path| read(path).map_err(|e: anyhow::Error| e.context(format!("failed to read {}", path.display()))))
+            .collect()
+    }
+
+    fn smoothed(&self) -> Vec<Point> {
+        let points = (0..).step_by(TEST_EVERY as usize).zip(&self.losses);
+        score::smooth(&points.map(|(steps, loss)| Point { steps, loss: *loss }).collect::<Vec<_>>())
+    }
+}
+
+/// Milliseconds of a step in the mean over those that begin in a phase; none where no step does.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct PhaseTimes {
+    /// Measured.
+    pub experiment_ms: Option<f64>,
+    /// Of the truth.
+    pub truth_ms: Option<f64>,
+}
+
+/// A setting in both.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// The strategy.
+    pub setting: String,
+    /// Runs of the experiment.
+    pub seeds: usize,
+    /// Whether all of them reached the target.
+    pub reached: bool,
+    /// Seconds to the target, geometric mean over seeds.
+    pub experiment_s: f64,
+    /// The same steps in the truth.
+    pub truth_s: f64,
+    /// The truth's over the experiment's.
+    pub ratio: f64,
+    /// By phase of the cell.
+    pub phases: Vec<PhaseTimes>,
+}
+
+/// All settings of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The cell's name.
+    pub cell: String,
+    /// Rank correlation of the two orders of settings by seconds; none of a single setting.
+    pub kendall: Option<f64>,
+    /// By how much the truth is off, whichever way (0.1: 1.1 times as long or as short), in the median of the settings.
+    pub median_error: f64,
+    /// The same of the worst setting.
+    pub worst_error: f64,
+    /// In the experiment's order.
+    pub settings: Vec<Compared>,
+}
+
+/// Times of a setting's runs on one side.
+#[derive(Default)]
+struct Side {
+    seconds: Vec<f64>,
+    /// By phase: seconds of its steps, and how many.
+    phases: Vec<(f64, u32)>,
+}
+
+impl Side {
+    fn add(&mut self, cell: &Cell, ends: &[f64], steps: f64) -> Result<()> {
+        let whole = ends.len() as f64;
+        self.seconds.push(score::seconds_at(ends, steps.min(whole)).context("a run has no steps")?);
+        self.phases.resize(cell.phases.len(), (0.0, 0));
+        let mut from = 0.0;
+        for &end in ends {
+            let (seconds, steps) = &mut self.phases[phase_at(cell, from)];
+            (*seconds, *steps) = (*seconds + end - from, *steps + 1);
+            from = end;
+        }
+        Ok(())
+    }
+
+    fn mean_s(&self) -> f64 {
+        score::geometric_mean(self.seconds.iter().copied()).unwrap_or(f64::NAN)
+    }
+
+    fn phase_ms(&self, phase: usize) -> Option<f64> {
+        self.phases.get(phase).filter(|(_, steps)| *steps > 0).map(|(seconds, steps)| 1e3 * seconds / f64::from(*steps))
+    }
+}
+
+/// The phase of a moment, by its place in the cell.
+fn phase_at(cell: &Cell, seconds: f64) -> usize {
+    let mut left = seconds % cell.phases.iter().map(|phase| phase.seconds).sum::<f64>();
+    let within = |phase: &crate::cells::Phase| {
+        left -= phase.seconds;
+        left < 0.0
+    };
+    cell.phases.iter().position(within).unwrap_or(cell.phases.len() - 1)
+}
+
+/// Plays the experiment's settings through the truth.
+pub fn compare(runs: &[Ran], cell: &Cell, truth: &Coefficients, data: &Arc<Data>) -> Result<Comparison> {
+    let dense: BTreeMap<u64, Vec<Point>> =
+        runs.iter().filter(|run| run.setting == fixed::DENSE).map(|run| (run.seed, run.smoothed())).collect();
+    let mut by_setting: BTreeMap<&str, Vec<&Ran>> = BTreeMap::new();
+    for run in runs.iter().filter(|run| run.setting != ADAPTIVE) {
+        ensure!(
+            run.ends.len() as u64 == cell.steps,
+            "{} has {} steps, the cell {}",
+            run.setting,
+            run.ends.len(),
+            cell.steps
+        );
+        by_setting.entry(&run.setting).or_default().push(run);
+    }
+    ensure!(!by_setting.is_empty(), "the experiment has no result of a fixed setting");
+    let mut settings = Vec::new();
+    for (setting, runs) in by_setting {
+        let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
+        let short = Recipe { steps: STEPS_OF_SIZES, ..cell.recipe(cell.seeds[0]) };
+        let curve = fixed::train(short, data, &(setting.to_owned(), strategy))?;
+        let (mut measured, mut played, mut reached) = (Side::default(), Side::default(), true);
+        for run in &runs {
+            let target = dense.get(&run.seed).and_then(|dense| score::target(dense, 0.9));
+            let target = target.with_context(|| format!("seed {} has no run of {}", run.seed, fixed::DENSE))?;
+            let needed = score::steps_to(&run.smoothed(), target);
+            reached &= needed.is_some();
+            let steps = needed.unwrap_or(cell.steps as f64);
+            measured.add(cell, &run.ends, steps)?;
+            played.add(cell, &fixed::replay(cell, truth, run.seed, &curve)?, steps)?;
+        }
+        let (experiment_s, truth_s) = (measured.mean_s(), played.mean_s());
+        let phase = |phase| PhaseTimes { experiment_ms: measured.phase_ms(phase), truth_ms: played.phase_ms(phase) };
+        settings.push(Compared {
+            setting: setting.to_owned(),
+            seeds: runs.len(),
+            reached,
+            experiment_s,
+            truth_s,
+            ratio: truth_s / experiment_s,
+            phases: (0..cell.phases.len()).map(phase).collect(),
+        });
+    }
+    settings.sort_by(|a, b| a.experiment_s.total_cmp(&b.experiment_s));
+    let errors: Vec<f64> = settings.iter().map(|one| one.ratio.max(1.0 / one.ratio) - 1.0).collect();
+    let of = |value: fn(&Compared) -> f64| settings.iter().map(value).collect::<Vec<_>>();
+    Ok(Comparison {
+        cell: cell.name.clone(),
+        kendall: score::kendall(&of(|one| one.experiment_s), &of(|one| one.truth_s)),
+        median_error: score::quantile(&errors, 0.5).unwrap_or(f64::NAN),
+        worst_error: score::quantile(&errors, 1.0).unwrap_or(f64::NAN),
+        settings,
+    })
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cell, kendall, median_error, worst_error, settings } = self;
+        let kendall = kendall.map_or("-".to_owned(), |tau| format!("{tau:.2}"));
+        let (median, worst) = (100.0 * median_error, 100.0 * worst_error);
+        writeln!(
+            f,
+            "{cell}: Kendall's tau {kendall}; the truth is off by {median:.0} % at the median, {worst:.0} % at worst\n"
+        )?;
+        let phases = settings.first().map_or(0, |one| one.phases.len());
+        let heads: String = (1..=phases).map(|phase| format!(" phase {phase}, ms per step |")).collect();
+        writeln!(f, "| setting | experiment s | truth s | ratio |{heads}\n{}|", "|---".repeat(4 + phases))?;
+        let ms = |value: Option<f64>| value.map_or("-".to_owned(), |ms| format!("{ms:.0}"));
+        for one in settings {
+            let flag = if one.reached { "" } else { " (all steps)" };
+            write!(f, "| {}{flag} | {:.1} | {:.1} | {:.2} |", one.setting, one.experiment_s, one.truth_s, one.ratio)?;
+            for phase in &one.phases {
+                write!(f, " {} / {} |", ms(phase.experiment_ms), ms(phase.truth_ms))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
+
+    fn cell() -> Cell {
+        let text = include_str!("../reality/bandwidth.toml");
+        let cell: Cell = toml::from_str(text).unwrap();
+        Cell { name: "b".to_owned(), world: 2, steps: 50, ..cell }
+    }
+
+    /// What an experiment would have shown where the truth is right.
+    fn as_played(cell: &Cell, truth: &Coefficients, data: &Arc<Data>, setting: &str, losses: [f64; 3]) -> Ran {
+        let short = Recipe { steps: STEPS_OF_SIZES, ..cell.recipe(1) };
+        let curve = fixed::train(short, data, &(setting.to_owned(), setting.parse().unwrap())).unwrap();
+        let ends = fixed::replay(cell, truth, 1, &curve).unwrap();
+        Ran { setting: setting.to_owned(), seed: 1, ends, losses: losses.to_vec() }
+    }
+
+    #[test]
+    fn the_truth_agrees_with_itself_and_a_slower_experiment_is_seen() {
+        let (cell, truth, data) = (cell(), Coefficients::frozen(), Arc::new(Data::synthetic(2)));
+        let dense = as_played(&cell, &truth, &data, fixed::DENSE, [2.0, 1.0, 0.5]);
+        let top_k = as_played(&cell, &truth, &data, TOP_K, [2.0, 1.5, 1.4]);
+        let adaptive = Ran { setting: ADAPTIVE.to_owned(), ends: vec![1.0], ..dense.clone() };
+        let compared = compare(&[dense.clone(), top_k.clone(), adaptive], &cell, &truth, &data).unwrap();
+        assert_eq!((compared.kendall, compared.worst_error, compared.settings.len()), (Some(1.0), 0.0, 2));
+        let [first, second] = &compared.settings[..] else { unreachable!() };
+        assert_eq!((first.setting.as_str(), first.reached, second.reached), (TOP_K, false, true));
+        assert!(
+            (second.experiment_s / dense.ends[44] - 1.0).abs() < 0.05,
+            "dense's target is at nine tenths of its steps"
+        );
+        assert_eq!(first.experiment_s, top_k.ends[49], "without the target: all steps");
+        assert_eq!(second.phases[0].experiment_ms, second.phases[0].truth_ms);
+        let slower = Ran { ends: dense.ends.iter().map(|end| 1.2 * end).collect(), ..dense };
+        let compared = compare(&[slower, top_k], &cell, &truth, &data).unwrap();
+        assert!((compared.settings[1].ratio - 1.0 / 1.2).abs() < 1e-9 && (compared.worst_error - 0.2).abs() < 1e-9);
+        let text = compared.to_string();
+        assert!(text.contains("Kendall's tau 1.00; the truth is off by 10 % at the median, 20 % at worst"), "{text}");
+        assert!(text.contains(&format!("| {TOP_K} (all steps) |")), "{text}");
+    }
+
+    #[test]
+    fn results_that_cannot_be_compared_are_named() {
+        let (cell, truth, data) = (cell(), Coefficients::frozen(), Arc::new(Data::synthetic(2)));
+        let ran = |setting: &str, steps: usize| Ran {
+            setting: setting.to_owned(),
+            seed: 3,
+            ends: (1..=steps).map(|end| end as f64).collect(),
+            losses: vec![2.0, 1.0, 0.5],
+        };
+        let error = |runs: &[Ran]| format!("{:#}", compare(runs, &cell, &truth, &data).unwrap_err());
+        assert!(error(&[ran(TOP_K, 50)]).contains("seed 3 has no run of none/dense-ring"));
+        assert!(error(&[ran(fixed::DENSE, 20)]).contains("none/dense-ring has 20 steps, the cell 50"));
+        assert!(error(&[ran("topq", 50)]).contains("failed to read the strategy topq"));
+        assert!(error(&[ran(ADAPTIVE, 50)]).contains("no result of a fixed setting"));
+    }
+
+    #[test]
+    fn steps_are_of_the_phase_in_which_they_begin() {
+        let cell = cell();
+        assert_eq!([0.0, 29.9, 30.0, 59.9, 60.0, 95.0].map(|at| phase_at(&cell, at)), [0, 0, 1, 1, 0, 1]);
+        let mut side = Side::default();
+        side.add(&cell, &[10.0, 20.0, 29.0, 50.0, 61.0], 2.5).unwrap();
+        assert!((side.mean_s() - 24.5).abs() < 1e-9);
+        assert_eq!([0, 1, 2].map(|phase| side.phase_ms(phase)), [Some(12_500.0), Some(11_000.0), None]);
+    }
+
+    #[test]
+    fn results_are_read_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("result-a-1.json", r#"{"setting": "a", "seed": 1, "ends": [1.0], "losses": [2.0], "final": 70.0}"#);
+        write("results.json", "[]");
+        assert_eq!(Ran::read_all(folder.path()).unwrap().len(), 1);
+        write("result-b-1.json", "{");
+        assert!(format!("{:#}", Ran::read_all(folder.path()).unwrap_err()).contains("result-b-1.json"));
+    }
+}

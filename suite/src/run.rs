@@ -1,0 +1,932 @@
+//! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
+
+use crate::adaptive::{self, Change, Experiments, Prediction, Ran, Switch};
+use crate::agents::Agents;
+use crate::cells::Cell;
+use crate::files;
+use crate::fixed::{self, Curves, DENSE, Library, TEST_EVERY, rounded};
+use crate::ranks::Data;
+use crate::reaction::{self, Reactions};
+use crate::score::{self, Point};
+use anyhow::{Context, Result, anyhow, ensure};
+use flexcomm_controller::RawConfig;
+use flexcomm_domain::Strategy;
+use flexcomm_truth::coefficients::Coefficients;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Strategies in the order of the changes of the network that they are chosen at.
+pub type Script = Vec<Change>;
+
+/// Who decides in a run that adapts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Who {
+    /// Agents and controller, as they are shipped.
+    Flexcomm,
+    /// Who knows the best fixed setting of each phase.
+    Oracle(Script),
+    /// Any fixed setting at each change.
+    Random(Script),
+}
+
+/// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
+pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Who) -> Result<Ran> + Send + Sync;
+
+/// The real one. A job begins dense.
+pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Who) -> Result<Ran> {
+    match who {
+        Who::Flexcomm => {
+            let config = RawConfig::default().validate().context("use the controller's defaults")?;
+            let mut agents = Agents::new(cell, truth, config)?;
+            let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents)?;
+            for problem in agents.problems() {
+                eprintln!("{}, seed {seed}: {problem}", cell.name);
+            }
+            Ok(ran)
+        }
+        Who::Oracle(script) | Who::Random(script) => {
+            adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script))
+        }
+    }
+}
+
+/// Losses over time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Seconds since the start, of every [`TEST_EVERY`]th step, the first before any.
+    pub at_s: Vec<f64>,
+    /// Test losses, smoothed.
+    pub losses: Vec<f64>,
+}
+
+/// What a run took to the target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Reached {
+    steps: f64,
+    seconds: f64,
+}
+
+/// A run: when its steps ended, and what it learned.
+struct Course<'a> {
+    ends: &'a [f64],
+    curve: Vec<Point>,
+}
+
+impl<'a> Course<'a> {
+    fn new(ends: &'a [f64], losses: &[f64]) -> Self {
+        let points = (0..).step_by(TEST_EVERY as usize).zip(losses);
+        let points: Vec<Point> = points.map(|(steps, loss)| Point { steps, loss: *loss }).collect();
+        Self { ends, curve: score::smooth(&points) }
+    }
+
+    fn reached(&self, target: f64) -> Option<Reached> {
+        let steps = score::steps_to(&self.curve, target)?;
+        Some(Reached { steps, seconds: score::seconds_at(self.ends, steps)? })
+    }
+
+    fn line(&self) -> Line {
+        let at =
+            |point: &Point| Some((rounded(score::seconds_at(self.ends, point.steps as f64)?), rounded(point.loss)));
+        // JSON has no infinity.
+        let (at_s, losses) = self.curve.iter().filter(|point| point.loss.is_finite()).map_while(at).unzip();
+        Line { at_s, losses }
+    }
+}
+
+/// What a seed's runs are measured by.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measure {
+    /// Of the runs.
+    pub seed: u64,
+    /// The test loss that dense has reached, smoothed, at 90 % of its steps.
+    pub target: f64,
+    /// Seconds that dense takes for all its steps.
+    pub budget_s: f64,
+}
+
+/// How often the budget a run counts that does not reach the target, ends with an error or is missing.
+pub const UNREACHED: f64 = 3.0;
+
+/// A fixed setting with a seed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FixedRun {
+    /// The strategy.
+    pub setting: String,
+    /// Of the run.
+    pub seed: u64,
+    /// To the target; none where it is not reached.
+    pub steps: Option<f64>,
+    /// The same, in seconds.
+    pub seconds: Option<f64>,
+    /// At the end.
+    pub accuracy: f64,
+}
+
+/// A run that adapted, as it is kept.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Adapted {
+    /// Of the run.
+    pub seed: u64,
+    /// Why it has no result.
+    pub error: Option<String>,
+    /// To the target; none where it is not reached.
+    pub steps: Option<f64>,
+    /// The same, in seconds.
+    pub seconds: Option<f64>,
+    /// At the end.
+    pub accuracy: Option<f64>,
+    /// What it learned when.
+    pub line: Line,
+    /// Strategies that came into force.
+    pub switches: Vec<Switch>,
+    /// What was spent to find out.
+    pub experiments: Experiments,
+    /// What decisions promised against what came.
+    pub predictions: Vec<Prediction>,
+    /// How it followed the network's changes.
+    pub reactions: Reactions,
+}
+
+/// The fixed settings in a phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseBest {
+    /// The one that gets to the target soonest if the phase lasts.
+    pub setting: String,
+    /// Seconds of its steps.
+    pub step_s: f64,
+}
+
+/// What does not hang on the binary that decides: fixed settings and controls in a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Baselines {
+    /// Of the cell, the truth and the curves of `seeds`.
+    pub digest: String,
+    /// Those that settings are chosen by; further ones only narrow intervals.
+    pub seeds: Vec<u64>,
+    /// One for each seed.
+    pub measures: Vec<Measure>,
+    /// Settings by seeds.
+    pub fixed: Vec<FixedRun>,
+    /// One for each phase of the cell.
+    pub phases: Vec<PhaseBest>,
+    /// Dense and the best fixed setting with the first seed.
+    pub lines: BTreeMap<String, Line>,
+    /// Runs of an oracle.
+    pub oracle: Vec<Adapted>,
+    /// Runs by chance.
+    pub random: Vec<Adapted>,
+    /// Runs of the planner that was recorded with these baselines.
+    #[serde(default)]
+    pub recorded: Vec<Adapted>,
+}
+
+/// Everything of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Of the cell's file.
+    pub name: String,
+    /// The cell.
+    pub cell: Cell,
+    /// Runs that the summary is of.
+    pub seeds: Vec<u64>,
+    /// What flexcomm is compared with.
+    pub baselines: Baselines,
+    /// Of the program whose decisions `flexcomm` shows.
+    pub binary: String,
+    /// Runs of agents and controller.
+    pub flexcomm: Vec<Adapted>,
+}
+
+/// What a setting's final accuracy may be below dense's to count as a best one: half a point, and what rounding makes of it.
+pub const ACCURACY_POINTS: f64 = 0.005 + 1e-9;
+
+impl Baselines {
+    /// What a seed's runs are measured by.
+    pub fn measure(&self, seed: u64) -> Option<&Measure> {
+        self.measures.iter().find(|measure| measure.seed == seed)
+    }
+
+    /// Seconds as they count: three times the budget without any. None for a seed that nothing is known of.
+    pub fn counted(&self, seed: u64, seconds: Option<f64>) -> Option<f64> {
+        Some(seconds.unwrap_or(UNREACHED * self.measure(seed)?.budget_s))
+    }
+
+    /// A fixed setting's run.
+    pub fn fixed(&self, setting: &str, seed: u64) -> Option<&FixedRun> {
+        self.fixed.iter().find(|run| run.setting == setting && run.seed == seed)
+    }
+
+    /// Its seconds as they count.
+    pub fn fixed_seconds(&self, setting: &str, seed: u64) -> Option<f64> {
+        self.counted(seed, self.fixed(setting, seed)?.seconds)
+    }
+
+    /// All that ran, in the order of the list of settings.
+    pub fn settings(&self) -> Vec<&str> {
+        let first = self.seeds.first();
+        self.fixed.iter().filter(|run| Some(&run.seed) == first).map(|run| run.setting.as_str()).collect()
+    }
+
+    fn accuracy(&self, setting: &str) -> Option<f64> {
+        let runs = self.seeds.iter().map(|seed| Some(self.fixed(setting, *seed)?.accuracy));
+        let all: Vec<f64> = runs.collect::<Option<_>>()?;
+        Some(all.iter().sum::<f64>() / all.len() as f64)
+    }
+
+    /// Settings whose final accuracy is within half a point of dense's, or above it, in the mean over the seeds.
+    fn accurate(&self) -> Vec<&str> {
+        let accurate = |setting: &&str| self.accuracy_over_dense(setting).is_some_and(|over| over >= -ACCURACY_POINTS);
+        self.settings().into_iter().filter(accurate).collect()
+    }
+
+    /// By how much its final accuracy is above dense's, in the mean over the seeds.
+    pub fn accuracy_over_dense(&self, setting: &str) -> Option<f64> {
+        Some(self.accuracy(setting)? - self.accuracy(DENSE)?)
+    }
+
+    /// Of those the one with the least seconds in the geometric mean over the seeds.
+    pub fn best_fixed(&self) -> Option<&str> {
+        let timed = self.accurate().into_iter().filter_map(|setting| Some((self.mean_seconds(setting)?, setting)));
+        timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, setting)| setting)
+    }
+
+    /// Seconds as they count, in the geometric mean over the seeds.
+    pub fn mean_seconds(&self, setting: &str) -> Option<f64> {
+        let seconds: Option<Vec<f64>> = self.seeds.iter().map(|seed| self.fixed_seconds(setting, *seed)).collect();
+        score::geometric_mean(seconds?)
+    }
+
+    /// Steps that a setting takes to the target over dense's, in the geometric mean over the seeds; none where one does not get there.
+    fn more_steps(&self, setting: &str) -> Option<f64> {
+        let ratio = |seed: &u64| Some(self.fixed(setting, *seed)?.steps? / self.fixed(DENSE, *seed)?.steps?);
+        score::geometric_mean(self.seeds.iter().map(ratio).collect::<Option<Vec<f64>>>()?)
+    }
+
+    fn add_fixed(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves, setting: &str) -> Result<()> {
+        let seed = curves.recipe.seed;
+        if self.fixed(setting, seed).is_some() {
+            return Ok(());
+        }
+        let curve = curves.of(setting)?;
+        let ends = fixed::replay(cell, truth, seed, curve)?;
+        let course = Course::new(&ends, &curve.losses);
+        if setting == DENSE {
+            let target = score::target(&course.curve, 0.9).context("dense has no losses")?;
+            let budget_s = *ends.last().context("dense has no steps")?;
+            self.measures.push(Measure { seed, target, budget_s });
+        }
+        let target = self.measure(seed).context("dense comes first")?.target;
+        let reached = course.reached(target);
+        let (steps, seconds) = (reached.map(|r| r.steps), reached.map(|r| r.seconds));
+        self.fixed.push(FixedRun { setting: setting.to_owned(), seed, steps, seconds, accuracy: curve.accuracy });
+        if self.seeds.first() == Some(&seed) {
+            self.lines.insert(setting.to_owned(), course.line());
+        }
+        Ok(())
+    }
+
+    /// The best fixed setting of each phase, by the steps that the network lets it make and those that it needs.
+    fn add_phases(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves) -> Result<()> {
+        for phase in &cell.phases[self.phases.len()..] {
+            let mut best: Option<(f64, PhaseBest)> = None;
+            for setting in self.accurate() {
+                let Some(more) = self.more_steps(setting) else { continue };
+                let step_s = fixed::step_in_phase(cell, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
+                if best.as_ref().is_none_or(|(least, _)| step_s * more < *least) {
+                    best = Some((step_s * more, PhaseBest { setting: setting.to_owned(), step_s }));
+                }
+            }
+            self.phases.push(best.context("no fixed setting reaches the target")?.1);
+        }
+        Ok(())
+    }
+}
+
+/// What the oracle orders: the best of each phase, where it is another than before.
+fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Script> {
+    let mut script = Script::new();
+    for (at_s, phase) in [0.0].into_iter().chain(cell.changes()).zip(phases.iter().cycle()) {
+        let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
+        if script.last().is_none_or(|last| last.strategy != strategy) {
+            script.push(Change { at_s, strategy });
+        }
+    }
+    Ok(script)
+}
+
+/// Any fixed setting at each change.
+fn random_script(cell: &Cell, seed: u64) -> Script {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(3);
+    let settings = fixed::settings(cell.momentum);
+    let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
+    [0.0].into_iter().chain(cell.changes()).map(any).collect()
+}
+
+/// A digest of the truth: its coefficients, and the code that executes transfers and steps by them, comments and tests apart.
+pub fn truth_digest(truth: &Coefficients) -> Result<String> {
+    let sources = [
+        include_str!("../../truth/src/network.rs"),
+        include_str!("../../truth/src/job.rs"),
+        include_str!("../../truth/src/trace.rs"),
+        include_str!("steps.rs"),
+    ];
+    let code = |source: &'static str| {
+        let lines = source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]");
+        lines.filter(|line| !line.starts_with("//")).collect::<String>()
+    };
+    files::digest(&(truth, sources.map(code)))
+}
+
+/// A digest of all cells and the truth: what is frozen.
+pub fn frozen_digest(cells: &[Cell], truth: &Coefficients) -> Result<String> {
+    let cells: BTreeMap<&str, &Cell> = cells.iter().map(|cell| (cell.name.as_str(), cell)).collect();
+    files::digest(&(cells, truth_digest(truth)?))
+}
+
+/// A digest of the program that runs.
+pub fn binary_digest() -> Result<String> {
+    let path = std::env::current_exe().context("failed to find the running program's file")?;
+    let bytes = std::fs::read(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    Ok(files::digest_of_bytes(&bytes))
+}
+
+/// Half of an interval's width, as a logarithm, above which a cell gets more seeds.
+const WIDE: f64 = 0.05;
+
+/// What cells are run with.
+pub struct Suite {
+    /// What networks and machines do.
+    pub truth: Coefficients,
+    /// Curves and images, and whether to stop.
+    pub library: Library,
+    /// Runs what adapts.
+    pub decided: Box<Decided>,
+    /// Of the deciding program.
+    pub binary: String,
+    /// A file for each cell.
+    pub results: PathBuf,
+    /// Baselines that are kept, a file for each cell. Not written.
+    pub baselines: PathBuf,
+    /// Whether files of `results` are used again.
+    pub resume: bool,
+    /// A cell whose interval is wide gets as many.
+    pub most_seeds: usize,
+}
+
+/// A cell, and its seeds to begin with.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The cell.
+    pub cell: Cell,
+    /// Those of its seeds that run.
+    pub seeds: Vec<u64>,
+}
+
+impl Job {
+    /// How long it takes, in no unit.
+    fn size(&self) -> f64 {
+        (self.seeds.len() * self.cell.world) as f64 * self.cell.steps as f64
+    }
+}
+
+/// A cell that could not be run.
+#[derive(Debug)]
+pub struct Failed {
+    /// Its name.
+    pub cell: String,
+    /// Why.
+    pub error: anyhow::Error,
+}
+
+/// What all jobs came to.
+#[derive(Debug, Default)]
+pub struct All {
+    /// In the order of the jobs.
+    pub records: Vec<Record>,
+    /// Those without a record.
+    pub failed: Vec<Failed>,
+}
+
+/// All results of a folder, by name.
+pub fn read_records(folder: &Path) -> Result<Vec<Record>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
+    paths.sort();
+    let of =
+        |path: &PathBuf| read(path).with_context(|| format!("failed to read {} as a cell's results", path.display()));
+    paths.iter().map(of).collect()
+}
+
+fn path_of(folder: &Path, cell: &str) -> PathBuf {
+    folder.join(format!("{cell}.json"))
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
+impl Suite {
+    /// A digest of all that a cell's baselines hang on; none where curves are missing.
+    fn digest(&self, cell: &Cell, seeds: &[u64]) -> Result<Option<String>> {
+        let settings = fixed::settings(cell.momentum);
+        let curves = seeds.iter().map(|seed| self.library.read(&cell.recipe(*seed), &settings));
+        let Some(curves) = curves.collect::<Result<Option<Vec<Curves>>>>()? else { return Ok(None) };
+        let of = |curves: &'_ Curves| settings.iter().map(|(setting, _)| curves.of(setting).ok().cloned()).collect();
+        let curves: Vec<Vec<_>> = curves.iter().map(of).collect();
+        files::digest(&(cell, truth_digest(&self.truth)?, seeds, curves)).map(Some)
+    }
+
+    /// Baselines that hold for the cell as it is now.
+    fn valid(&self, job: &Job, baselines: &Baselines) -> Result<bool> {
+        let covers = job.seeds.iter().all(|seed| baselines.seeds.contains(seed));
+        Ok(covers && self.digest(&job.cell, &baselines.seeds)?.as_ref() == Some(&baselines.digest))
+    }
+
+    /// What is known of a cell before it runs.
+    fn begin(&self, job: &Job) -> Result<Record> {
+        let Job { cell, seeds } = job;
+        let settings = fixed::settings(cell.momentum);
+        for seed in seeds {
+            self.library.curves(&cell.recipe(*seed), &settings)?;
+        }
+        let mut record = Record {
+            name: cell.name.clone(),
+            cell: cell.clone(),
+            seeds: seeds.clone(),
+            baselines: Baselines {
+                digest: self.digest(cell, seeds)?.context("curves are missing")?,
+                seeds: seeds.clone(),
+                measures: Vec::new(),
+                fixed: Vec::new(),
+                phases: Vec::new(),
+                lines: BTreeMap::new(),
+                oracle: Vec::new(),
+                random: Vec::new(),
+                recorded: Vec::new(),
+            },
+            binary: self.binary.clone(),
+            flexcomm: Vec::new(),
+        };
+        let kept: Option<Baselines> = read(&path_of(&self.baselines, &cell.name));
+        let before: Option<Record> = self.resume.then(|| read(&path_of(&self.results, &cell.name))).flatten();
+        if let Some(before) = before
+            && self.valid(job, &before.baselines)?
+        {
+            record.baselines = before.baselines;
+            if before.binary == self.binary {
+                record.flexcomm = before.flexcomm;
+            }
+        }
+        if let Some(kept) = kept
+            && self.valid(job, &kept)?
+        {
+            // What was recorded since comes along; what ran here since stays.
+            match record.baselines.fixed.is_empty() || record.baselines.digest != kept.digest {
+                true => record.baselines = kept,
+                false => record.baselines.recorded = kept.recorded,
+            }
+        }
+        let Baselines { oracle, random, .. } = &mut record.baselines;
+        // A control's error may be gone with this program.
+        [oracle, random].into_iter().for_each(|runs| runs.retain(|run| run.error.is_none()));
+        Ok(record)
+    }
+
+    fn keep(&self, record: &Record) -> Result<()> {
+        files::write_json(&path_of(&self.results, &record.name), record)
+    }
+
+    /// All of a cell that is not there yet.
+    pub fn cell(&self, job: &Job) -> Result<Record> {
+        let mut record = self.begin(job)?;
+        let cell = &job.cell;
+        let settings = fixed::settings(cell.momentum);
+        for seed in record.baselines.seeds.clone() {
+            let curves = self.library.curves(&cell.recipe(seed), &settings)?;
+            for (setting, _) in &settings {
+                self.go_on()?;
+                record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
+            }
+        }
+        let best = record.baselines.best_fixed().context("no fixed setting ran")?.to_owned();
+        record.baselines.lines.retain(|setting, _| *setting == best || setting == DENSE);
+        let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
+        record.baselines.add_phases(cell, &self.truth, &curves)?;
+        self.keep(&record)?;
+        let oracle = oracle_script(cell, &record.baselines.phases)?;
+        for seed in job.seeds.clone() {
+            self.adapt(&mut record, seed, Who::Flexcomm)?;
+            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
+            self.adapt(&mut record, seed, Who::Random(random_script(cell, seed)))?;
+        }
+        while let Some(half) = self.wide(&record) {
+            let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
+            eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
+            let few: Vec<_> = settings.iter().filter(|(name, _)| name == DENSE || *name == best).cloned().collect();
+            let curves = self.library.curves(&cell.recipe(seed), &few)?;
+            for (setting, _) in &few {
+                record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
+            }
+            record.seeds.push(seed);
+            self.adapt(&mut record, seed, Who::Flexcomm)?;
+            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
+        }
+        self.keep(&record)?;
+        Ok(record)
+    }
+
+    fn go_on(&self) -> Result<()> {
+        ensure!(!self.library.stop.load(Ordering::Relaxed), "stopped");
+        Ok(())
+    }
+
+    /// Half of the width of a cell's interval where that asks for another seed.
+    fn wide(&self, record: &Record) -> Option<f64> {
+        if record.seeds.len() >= self.most_seeds || record.flexcomm.iter().any(|run| run.error.is_some()) {
+            return None;
+        }
+        let ratios = record.ratios(&record.flexcomm, record.baselines.best_fixed()?);
+        let interval = score::bootstrap(&vec![vec![ratios]], 1)?;
+        Some((interval.high / interval.low).ln() / 2.0).filter(|half| *half > WIDE)
+    }
+
+    /// Adds a run that adapts, unless it is there.
+    fn adapt(&self, record: &mut Record, seed: u64, who: Who) -> Result<()> {
+        self.go_on()?;
+        let runs = match &who {
+            Who::Flexcomm => &record.flexcomm,
+            Who::Oracle(_) => &record.baselines.oracle,
+            Who::Random(_) => &record.baselines.random,
+        };
+        if runs.iter().any(|run| run.seed == seed) {
+            return Ok(());
+        }
+        let cell = Cell { name: record.name.clone(), ..record.cell.clone() };
+        let data = self.library.data.of(cell.world)?;
+        let run = || (self.decided)(&cell, &self.truth, seed, data, who.clone());
+        let ran = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Err(anyhow!("panicked: {}", text.unwrap_or("without a message")))
+        });
+        let adapted = match ran {
+            Ok(ran) => adapted(record, seed, ran)?,
+            Err(error) => {
+                let error = format!("{error:#}");
+                eprintln!("{}, seed {seed}, {}: {error}", cell.name, who.name());
+                Adapted { seed, error: Some(error), ..Adapted::default() }
+            }
+        };
+        match who {
+            Who::Flexcomm => &mut record.flexcomm,
+            Who::Oracle(_) => &mut record.baselines.oracle,
+            Who::Random(_) => &mut record.baselines.random,
+        }
+        .push(adapted);
+        self.keep(record)
+    }
+
+    /// All jobs, the longest first, by so many threads.
+    pub fn all(&self, jobs: &[Job], threads: usize) -> All {
+        let mut sorted: Vec<&Job> = jobs.iter().collect();
+        sorted.sort_by(|a, b| b.size().total_cmp(&a.size()));
+        let (left, done) = (Mutex::new(sorted.into_iter()), Mutex::new(Vec::new()));
+        let (begun, all) = (Instant::now(), jobs.iter().map(Job::size).sum::<f64>());
+        let next = || left.lock().ok().and_then(|mut left| left.next()).filter(|_| self.go_on().is_ok());
+        let work = || {
+            while let Some(job) = next() {
+                let (began, result) = (Instant::now(), self.cell(job));
+                let Ok(mut done) = done.lock() else { return };
+                done.push((job.size(), job.cell.name.clone(), result));
+                let share = done.iter().map(|(size, ..)| size).sum::<f64>() / all;
+                let elapsed = begun.elapsed().as_secs_f64();
+                let (number, count, seconds) = (done.len(), jobs.len(), began.elapsed().as_secs_f64());
+                let minutes = elapsed * (1.0 - share) / share / 60.0;
+                let said = done.last().map_or(String::new(), |(.., result)| told(result));
+                eprintln!("[{number}/{count}] {}: {said}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
+            }
+        };
+        std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
+        let mut all = All::default();
+        for (_, cell, result) in done.into_inner().unwrap_or_default() {
+            match result {
+                Ok(record) => all.records.push(record),
+                Err(error) => all.failed.push(Failed { cell, error }),
+            }
+        }
+        let place = |name: &str| jobs.iter().position(|job| job.cell.name == name);
+        all.records.sort_by_key(|record| place(&record.name));
+        all
+    }
+}
+
+fn told(result: &Result<Record>) -> String {
+    match result {
+        Ok(record) => {
+            let best = record.baselines.best_fixed().unwrap_or_default();
+            let ratio = score::geometric_mean(record.ratios(&record.flexcomm, best)).unwrap_or(f64::NAN);
+            format!("{ratio:.2} times the best fixed setting ({best})")
+        }
+        Err(error) => format!("{error:#}"),
+    }
+}
+
+impl Who {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Flexcomm => "flexcomm",
+            Self::Oracle(_) => "oracle",
+            Self::Random(_) => "random",
+        }
+    }
+}
+
+/// What is kept of a run.
+fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
+    let course = Course::new(&ran.ends, &ran.losses);
+    let reached = course.reached(record.baselines.measure(seed).context("dense comes first")?.target);
+    Ok(Adapted {
+        seed,
+        error: None,
+        steps: reached.map(|r| r.steps),
+        seconds: reached.map(|r| r.seconds),
+        accuracy: Some(ran.accuracy),
+        line: course.line(),
+        reactions: reaction::of(&ran, &record.cell, &record.baselines.phases),
+        switches: ran.switches,
+        experiments: ran.experiments,
+        predictions: ran.predictions,
+    })
+}
+
+impl Record {
+    /// Seconds of runs over those of a fixed setting, seed by seed; a run that is missing counts as unreached.
+    pub fn ratios(&self, runs: &[Adapted], setting: &str) -> Vec<f64> {
+        let ratio = |seed: &u64| Some(self.seconds(runs, *seed)? / self.baselines.fixed_seconds(setting, *seed)?);
+        self.seeds.iter().filter_map(ratio).collect()
+    }
+
+    /// Seconds of the run with a seed, as they count.
+    pub fn seconds(&self, runs: &[Adapted], seed: u64) -> Option<f64> {
+        self.baselines.counted(seed, runs.iter().find(|run| run.seed == seed).and_then(|run| run.seconds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::families;
+    use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
+    use crate::ranks::Model;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use tempfile::TempDir;
+
+    const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
+    const HASTY: &str = "topk(k=0.001)+ef(vanilla)/allgather";
+
+    fn cell() -> Cell {
+        let mut cell = Cell {
+            world: 2,
+            model: Model::Convolutional,
+            steps: 50,
+            batch: 32,
+            seeds: vec![1, 2],
+            compute_s: 0.1,
+            values_factor: 1000.0,
+            ..families::cells()[2].clone()
+        };
+        for (phase, mbit) in cell.phases.iter_mut().zip([1e5, 1e3, 1e3, 1e5]) {
+            (phase.seconds, phase.up_mbit, phase.down_mbit, phase.latency_ms) = (2.0, mbit, mbit, 0.05);
+        }
+        cell
+    }
+
+    /// Made up: dense, top-k that learns alike and sends little, one that sends least and ends worse, and others that learn nothing.
+    fn curves(recipe: crate::ranks::Recipe) -> Curves {
+        let curve = |(setting, _): (String, Strategy)| {
+            let (losses, accuracy, share) = match setting.as_str() {
+                DENSE => (vec![2.0, 1.0, 0.5], 0.9, 1.0),
+                TOP_K => (vec![2.0, 1.0, 0.5], 0.895, 0.02),
+                HASTY => (vec![2.0, 0.5, 0.1], 0.89, 0.002),
+                _ => (vec![2.0, 1.9, 1.8], 0.9, 0.5),
+            };
+            let how = if setting == DENSE { Way::Sum } else { Way::Gather };
+            let round = |values: usize| vec![MeanRound { how, bytes: 4.0 * share * values as f64 }];
+            let rounds = bucket_values(recipe.model).into_iter().map(round).collect();
+            Curve { setting, losses, accuracy, rounds, diverged: false }
+        };
+        Curves { recipe, curves: fixed::settings(recipe.momentum).into_iter().map(curve).collect() }
+    }
+
+    struct World {
+        folder: TempDir,
+        calls: Arc<AtomicUsize>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let world = Self { folder: tempfile::tempdir().unwrap(), calls: Arc::default() };
+            cell().seeds.iter().for_each(|seed| curves(cell().recipe(*seed)).write(&world.path("kept")).unwrap());
+            world
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        /// Whoever decides: a step in 0.1 s, and dense's losses. With seed 2 flexcomm panics.
+        fn suite(&self) -> Suite {
+            let calls = self.calls.clone();
+            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Who| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                assert!(seed != 2 || who != Who::Flexcomm, "made to fail");
+                let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
+                Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+            };
+            let images = Shared::synthetic(&[2]);
+            Suite {
+                truth: Coefficients::frozen(),
+                library: Library::new(
+                    self.path("kept"),
+                    self.path("trained"),
+                    images,
+                    Arc::new(AtomicBool::new(false)),
+                ),
+                decided: Box::new(decided),
+                binary: "a".into(),
+                results: self.path("results"),
+                baselines: self.path("baselines"),
+                resume: true,
+                most_seeds: 0,
+            }
+        }
+
+        /// How many runs adapted.
+        fn runs(&self, suite: &Suite) -> usize {
+            let before = self.calls.load(Ordering::Relaxed);
+            suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+            self.calls.load(Ordering::Relaxed) - before
+        }
+    }
+
+    #[test]
+    fn a_cell_is_run_and_measured_as_defined() {
+        let world = World::new();
+        let suite = world.suite();
+        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        let baselines = &record.baselines;
+        // Smoothed: 1.5, 1.1667, 0.75; at 45 of 50 steps four fifths of the way between the last two.
+        let measure = baselines.measure(1).unwrap();
+        assert!((measure.target - (1.1667 - 0.8 * 0.41667)).abs() < 1e-4, "{measure:?}");
+        assert!((baselines.fixed(DENSE, 1).unwrap().steps.unwrap() - 45.0).abs() < 1e-9);
+        assert!(baselines.fixed(HASTY, 1).unwrap().seconds < baselines.fixed(TOP_K, 1).unwrap().seconds);
+        assert_eq!(baselines.best_fixed(), Some(TOP_K), "{HASTY} is a point below dense");
+        assert_eq!(baselines.fixed("fp16/dense-ring", 1).unwrap().seconds, None);
+        assert_eq!(baselines.fixed_seconds("fp16/dense-ring", 1), Some(3.0 * measure.budget_s));
+        // The slow phases are for top-k.
+        assert_eq!(baselines.phases.len(), 4);
+        assert_eq!(baselines.phases[1].setting, TOP_K);
+        assert!(baselines.lines.keys().eq([DENSE, TOP_K]));
+        let [first, second] = &record.flexcomm[..] else { panic!("two seeds") };
+        assert!((first.seconds.unwrap() - 4.5).abs() < 1e-9 && first.line.at_s == [0.0, 2.5, 5.0]);
+        assert_eq!(second.error.as_deref(), Some("panicked: made to fail"));
+        let top_k = |seed| baselines.fixed_seconds(TOP_K, seed).unwrap();
+        let budget = baselines.measure(2).unwrap().budget_s;
+        let ratios = record.ratios(&record.flexcomm, TOP_K);
+        let expected = [4.5 / top_k(1), 3.0 * budget / top_k(2)];
+        assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");
+        assert_eq!(record.ratios(&record.flexcomm[..1], TOP_K), ratios, "a missing run counts as much");
+    }
+
+    #[test]
+    fn results_are_used_again_while_they_hold() {
+        let world = World::new();
+        assert_eq!(world.runs(&world.suite()), 6);
+        let path = world.path("results").join(format!("{}.json", cell().name));
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(world.runs(&world.suite()), 0);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        assert_eq!(world.runs(&Suite { binary: "b".into(), ..world.suite() }), 2, "another program decides");
+        // Kept baselines hold for any program, and serve runs with fewer seeds.
+        let Record { baselines, flexcomm, .. } = read(&path).unwrap();
+        let kept = Baselines { recorded: flexcomm, ..baselines };
+        files::write_json(&world.path("baselines").join(format!("{}.json", cell().name)), &kept).unwrap();
+        let anew = Suite { resume: false, ..world.suite() };
+        assert_eq!(world.runs(&anew), 2);
+        let one = anew.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap();
+        assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded.len()), (1, 2, 2));
+        let mut truth = Coefficients::frozen();
+        truth.tcp.timeout_s = 0.3;
+        assert_eq!(world.runs(&Suite { truth, ..world.suite() }), 6, "another truth");
+        assert_eq!(world.runs(&world.suite()), 2, "the kept baselines are of this one");
+        let mut other = curves(cell().recipe(1));
+        other.curves[1].losses[1] = 1.8;
+        other.write(&world.path("kept")).unwrap();
+        assert_eq!(world.runs(&world.suite()), 6, "another curve");
+        let slower = Cell { compute_s: 0.2, ..cell() };
+        let before = world.calls.load(Ordering::Relaxed);
+        world.suite().cell(&Job { cell: slower, seeds: vec![1] }).unwrap();
+        assert_eq!(world.calls.load(Ordering::Relaxed) - before, 3, "another cell");
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(world.runs(&world.suite()), 6, "half a file is none");
+    }
+
+    /// Real training by the controls, on images that are made up.
+    #[test]
+    fn controls_train_and_switch_at_changes() {
+        let world = World::new();
+        let run = |name: &str| {
+            let suite = Suite { decided: Box::new(decided), results: world.path(name), ..world.suite() };
+            suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().baselines
+        };
+        let baselines = run("once");
+        let [oracle, random] = [&baselines.oracle[0], &baselines.random[0]];
+        for control in [oracle, random] {
+            assert_eq!(control.error, None);
+            assert!(control.line.losses.last() < control.line.losses.first(), "{control:?}");
+        }
+        let text = |phase: usize| baselines.phases[phase].setting.as_str();
+        let switch = oracle.switches.iter().find(|switch| switch.at_s > 2.0).unwrap();
+        assert_eq!((switch.strategy.as_str(), text(0) == text(1)), (text(1), false), "{:?}", oracle.switches);
+        assert!(random.switches.len() > 2);
+        assert_eq!(run("twice"), baselines);
+    }
+
+    #[test]
+    fn all_cells_run_and_a_stop_ends_them() {
+        let world = World::new();
+        let suite = world.suite();
+        let broken = Cell { name: "broken".into(), momentum: 0.5, ..cell() };
+        let jobs = [Job { cell: broken, seeds: vec![1] }, Job { cell: cell(), seeds: vec![1] }];
+        let suite = Suite { truth: Coefficients { codec: BTreeMap::new(), ..suite.truth.clone() }, ..suite };
+        let all = suite.all(&jobs[1..], 2);
+        assert!(all.records.is_empty());
+        assert!(format!("{:#}", all.failed[0].error).contains("the truth has no [codec"), "{:#}", all.failed[0].error);
+        let suite = world.suite();
+        assert_eq!(suite.all(&jobs[1..], 2).records.len(), 1);
+        suite.library.stop.store(true, Ordering::Relaxed);
+        let stopped = suite.cell(&jobs[0]).unwrap_err();
+        assert_eq!(format!("{stopped:#}"), "stopped", "curves of another momentum would be trained");
+        assert!(suite.all(&jobs, 2).records.is_empty());
+    }
+
+    #[test]
+    fn scripts_follow_the_phases() {
+        let cell = cell();
+        let phase = |setting: &str| PhaseBest { setting: setting.into(), step_s: 1.0 };
+        let phases = [DENSE, TOP_K, TOP_K, DENSE].map(phase);
+        let script = oracle_script(&cell, &phases).unwrap();
+        assert!(
+            script.iter().take(3).map(|change| change.at_s).eq([0.0, 2.0, 6.0]),
+            "the third phase is as the second"
+        );
+        assert_eq!(script[1].strategy, TOP_K.parse().unwrap());
+        let random = random_script(&cell, 1);
+        assert_eq!(random, random_script(&cell, 1));
+        assert_ne!(random, random_script(&cell, 2));
+        assert!(random.iter().take(4).map(|change| change.at_s).eq([0.0, 2.0, 4.0, 6.0]));
+    }
+
+    #[test]
+    fn more_seeds_narrow_a_wide_interval() {
+        let world = World::new();
+        (3..=6).for_each(|seed| curves(cell().recipe(seed)).write(&world.path("kept")).unwrap());
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Who| {
+            let ends = (1..=50).map(|step| f64::from(step) * if seed == 1 { 0.1 } else { 0.2 }).collect();
+            Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+        };
+        let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
+        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        assert_eq!(record.seeds, [1, 2, 3, 4]);
+        assert_eq!((record.flexcomm.len(), record.baselines.oracle.len(), record.baselines.random.len()), (4, 4, 2));
+        assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
+        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap(), record);
+        // All the same: no further seed.
+        let suite = Suite { most_seeds: 4, ..world.suite() };
+        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().seeds, [1]);
+    }
+
+    #[test]
+    fn the_digest_of_the_truth_is_of_code_and_coefficients() {
+        let frozen = Coefficients::frozen();
+        let mut other = frozen.clone();
+        other.buffer_bytes *= 2.0;
+        assert_ne!(truth_digest(&frozen).unwrap(), truth_digest(&other).unwrap());
+        let cells = families::cells();
+        let mut reversed = cells.clone();
+        reversed.reverse();
+        let digest = frozen_digest(&cells, &frozen).unwrap();
+        assert_eq!(digest, frozen_digest(&reversed, &frozen).unwrap());
+        assert_ne!(digest, frozen_digest(&cells[1..], &frozen).unwrap());
+        reversed[0].compute_s *= 2.0;
+        assert_ne!(digest, frozen_digest(&reversed, &frozen).unwrap());
+    }
+}

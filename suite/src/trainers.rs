@@ -1,0 +1,481 @@
+//! The trainer side of all ranks of a job in one process, under the clock of the network: agreement, live trials, shadow trials and
+//! telemetry are those of `flexcomm_trainer` and `flexcomm_exchange`, in the order in which the lab's worker calls them. What a step
+//! costs is measured as the hook for torch does it, whose buckets are exchanged while backward goes on.
+//!
+//! All ranks' parts of the agreement follow from rank 0's messages and from the answers that all have, so rank 0's stands for all;
+//! that they are alike is tested in `flexcomm_trainer`. Left out are the bytes of that control group: a message of some kilobytes
+//! every 20 ms at the most, an answer of 512 bytes in each iteration of a trial, and samples of gradients for AR-Topk's shadows.
+//! So are the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
+
+use crate::adaptive::Beside;
+use crate::cells::{Cell, Net};
+use crate::fixed::{bucket_values, step_rng};
+use crate::ranks::{Data, Ranks, Saved, Stepped, Test, buckets};
+use crate::steps::{self, Timeline};
+use anyhow::{Context, Result};
+use flexcomm_domain::spec::CompressorSpec;
+use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
+use flexcomm_exchange::{LeaderShadows, Param, Shadows};
+use flexcomm_trainer::{
+    AbortCause, Agreement, Answer, Change, Control, Costs, InForce, OrdersSlot, Telemetry, Tick, Trial, TrialPlan,
+    Verdict,
+};
+use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
+use flexcomm_truth::job::{self, RankTimes, Stage, Step};
+use flexcomm_wire::{CodecInfo, FromTrainer, Hello};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What moves the bytes: coefficients of the cost model are fitted per backend.
+pub const BACKEND: &str = "suite";
+
+/// The job's name.
+const JOB: &str = "suite";
+
+/// The network, and what runs beside the job on it.
+pub struct Around<'a, B: Beside> {
+    /// With its clock.
+    pub net: &'a mut Net<B::Token>,
+    /// Who is told what trainers say.
+    pub beside: &'a mut B,
+}
+
+impl<B: Beside> Around<'_, B> {
+    fn say(&mut self, rank: usize, messages: impl IntoIterator<Item = FromTrainer>) {
+        messages.into_iter().for_each(|message| self.beside.says(&mut self.net.network, rank, message));
+    }
+}
+
+/// What one rank has for itself.
+struct Trainer {
+    telemetry: Telemetry,
+    shadows: Shadows,
+    leader_shadows: LeaderShadows,
+}
+
+/// A trial under way.
+struct Running {
+    /// Of before it.
+    saved: Saved,
+    /// By rank.
+    averages: Vec<Trial>,
+    /// By rank: whether the last iteration's loss was.
+    finite: Vec<bool>,
+}
+
+/// All of them.
+pub struct Trainers<'a> {
+    cell: &'a Cell,
+    truth: &'a Coefficients,
+    job: JobId,
+    run: RunId,
+    model: Vec<Param>,
+    ranks: Ranks,
+    timeline: Timeline,
+    /// Rank 0's, and the orders that only it follows.
+    control: Control,
+    orders: OrdersSlot,
+    /// The message that was broadcast last, until it is due.
+    message: Vec<u8>,
+    each: Vec<Trainer>,
+    trial: Option<Running>,
+    /// Whether shadows look at the gradients of the next step.
+    watching: bool,
+    /// When each rank's next tick begins.
+    starts: Vec<f64>,
+    step_rng: ChaCha8Rng,
+    trial_rng: ChaCha8Rng,
+}
+
+/// What a tick was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ticked {
+    /// The step, or the iteration of a trial.
+    pub tick: Tick,
+    /// When it ended on the last rank.
+    pub ended: f64,
+    /// By rank.
+    pub costs: Vec<Costs>,
+    /// Seconds that each rank's core spent on shadow trials.
+    pub shadows_s: f64,
+    /// What is in force from the next step on, where that has changed.
+    pub switched: Option<InForce>,
+}
+
+impl Ticked {
+    /// Seconds of synchronisation: on the rank that came last and waited for none, the shortest.
+    pub fn sync_s(&self) -> f64 {
+        self.costs.iter().map(|costs| costs.sync.as_secs_f64()).reduce(f64::min).unwrap_or_default()
+    }
+}
+
+impl<'a> Trainers<'a> {
+    /// Before the first step, with `initial` in force.
+    pub fn new(
+        cell: &'a Cell,
+        truth: &'a Coefficients,
+        data: &Arc<Data>,
+        seed: u64,
+        initial: Strategy,
+    ) -> Result<Self> {
+        let (world, recipe) = (cell.world, cell.recipe(seed));
+        let mut model: Vec<Param> =
+            buckets(&cell.model.network()).into_iter().flat_map(|layout| layout.params).collect();
+        model.sort_by_key(|param| param.id);
+        let (job, run) = (JobId::new(JOB).context("name the job")?, RunId(seed + 1));
+        let trainer = |rank| Trainer {
+            telemetry: Telemetry::new(job.clone(), Rank(rank)),
+            shadows: Shadows::new(Shadows::SHARE, seed),
+            leader_shadows: LeaderShadows::new(&model),
+        };
+        let mut control = Control::new(Agreement::new(Rank(0), initial, 0), Rank(0));
+        control.steer(true);
+        let mut trial_rng = ChaCha8Rng::seed_from_u64(seed);
+        trial_rng.set_stream(3);
+        Ok(Self {
+            cell,
+            truth,
+            each: (0..world as u32).map(trainer).collect(),
+            orders: OrdersSlot::new(job.clone(), Some(run)),
+            job,
+            run,
+            ranks: Ranks::new(recipe, data.clone())?,
+            timeline: Timeline::new(world, bucket_values(cell.model), cell.compute(), cell.stragglers, truth.gather),
+            control,
+            message: Vec::new(),
+            trial: None,
+            watching: false,
+            starts: vec![0.0; world],
+            step_rng: step_rng(seed),
+            trial_rng,
+            model,
+        })
+    }
+
+    /// The step that comes next.
+    pub fn step(&self) -> u64 {
+        self.control.look().step()
+    }
+
+    /// Over all images that are held out.
+    pub fn test(&mut self) -> Test {
+        self.ranks.test()
+    }
+
+    /// The training, to look at.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
+    /// What each rank says of itself: the lab's hello, of as many values as the model stands for. Compressors that the truth does not
+    /// know are left out.
+    pub fn hellos(&self) -> Result<Vec<Hello>> {
+        let layers = flexcomm_exchange::layers(&self.model).context("lay out the model's parameters")?;
+        let factor = self.cell.values_factor;
+        let is_known = |codec: &CodecInfo| {
+            codec.compressor.parse().is_ok_and(|family: Family| self.seconds(&family.any()).is_ok())
+        };
+        let hello = |rank| {
+            let lab = flexcomm_lab::worker::hello(&self.job, Rank(rank), self.cell.world, &layers);
+            let scaled = |codec: CodecInfo| CodecInfo {
+                header_bytes: (codec.header_bytes as f64 * factor).round() as u64,
+                ..codec
+            };
+            Hello {
+                run: Some(self.run),
+                gradient_values: (lab.gradient_values as f64 * factor).round() as u64,
+                backend: BACKEND.to_owned(),
+                codecs: lab.codecs.into_iter().filter(is_known).map(scaled).collect(),
+                ..lab
+            }
+        };
+        Ok((0..self.cell.world as u32).map(hello).collect())
+    }
+
+    fn seconds(&self, spec: &CompressorSpec) -> Result<CodecSeconds> {
+        steps::codec_of(self.truth, spec, self.cell.codec_factor)
+    }
+
+    /// One step of training, or one iteration of a trial. None where training has ended: the ranks refused what is not finite.
+    pub fn tick<B: Beside>(&mut self, around: &mut Around<'_, B>) -> Result<Option<Ticked>> {
+        self.take_orders(around.beside);
+        let tick = self.control.begin();
+        let verdicts = self.verdicts();
+        if self.control.announces() {
+            self.message = self.control.message();
+        }
+        let samples = self.samples();
+        let stepped = match self.ranks.tick(&tick) {
+            Err(_) if tick.step > 0 && self.ranks.has_refused() => return Ok(None),
+            stepped => stepped.with_context(|| format!("train step {} under {}", tick.step, tick.strategy))?,
+        };
+        let codec = self.seconds(tick.strategy.spec())?;
+        let shadows = self.shadow_seconds(&tick, stepped.buckets.len())?;
+        let plan = self.plan(&tick, &stepped, codec, &shadows)?;
+        let Around { net, beside } = around;
+        let mut others = |network: &mut _, what| beside.happened(network, what);
+        let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan, &self.starts, &mut others)?;
+        let kept = tick.strategy.cr().get();
+        let compress = (0..plan.exchanges.len()).map(|b| codec.compress(self.timeline.values(b), kept)).sum();
+        let costs: Vec<Costs> =
+            (0..self.each.len()).map(|rank| costs(&plan, &times.ranks[rank], &stepped, rank, compress)).collect();
+        let took = if B::EVERY_STEP { 1.0 } else { times.ranks[0].ended - self.starts[0] };
+        self.starts = times.ranks.iter().map(|rank| rank.ended).collect();
+        match (tick.trial, &mut self.trial) {
+            (Some(at), Some(trial)) => {
+                let ranks = trial.averages.iter_mut().zip(&costs);
+                ranks.for_each(|(averages, costs)| averages.record(at, costs.measured()));
+                trial.finite = stepped.losses.iter().map(|loss| loss.is_finite()).collect();
+                if at.last {
+                    self.ranks.restore(&trial.saved);
+                }
+            }
+            _ => self.after_step(&tick, &costs, &stepped, around)?,
+        }
+        let answers = self.collect(&verdicts)?;
+        self.take_samples(&samples, around)?;
+        let change = self.control.finish(Duration::from_secs_f64(took), &answers);
+        let switched = self.change(change, around);
+        let ended = self.starts.iter().copied().fold(0.0, f64::max);
+        Ok(Some(Ticked { tick, ended, costs, shadows_s: shadows.iter().sum(), switched }))
+    }
+
+    /// What arrived from the agents since the last tick; only rank 0's counts.
+    fn take_orders(&mut self, beside: &mut impl Beside) {
+        for rank in 0..self.each.len() {
+            if let Some(orders) = beside.orders(rank).filter(|_| rank == 0) {
+                self.orders.put(&orders);
+            }
+        }
+        let (truth, factor) = (self.truth, self.cell.codec_factor);
+        let runs =
+            |strategy: &Strategy| strategy.spec().trainable().is_ok() && steps::codec(truth, strategy, factor).is_ok();
+        self.orders.offer(self.control.agreement(), true, runs);
+    }
+
+    /// What each rank says of the trial under way.
+    fn verdicts(&self) -> Vec<Verdict> {
+        let verdict = |rank: usize| match &self.trial {
+            Some(trial) if !trial.finite[rank] => Verdict::Diverged,
+            Some(trial) if rank == 0 && trial.averages[0].over_budget(self.now(0)) => Verdict::Budget,
+            _ => Verdict::GoOn,
+        };
+        (0..self.each.len()).map(verdict).collect()
+    }
+
+    /// When a rank's last tick ended.
+    fn now(&self, rank: usize) -> Duration {
+        Duration::from_secs_f64(self.starts[rank])
+    }
+
+    /// By bucket: what shadow trials take of each rank's core.
+    fn shadow_seconds(&self, tick: &Tick, buckets: usize) -> Result<Vec<f64>> {
+        let shadows = &self.each[0].shadows;
+        let mut seconds = vec![0.0; buckets];
+        if tick.trial.is_some() || !self.watching || !shadows.under_way() {
+            return Ok(seconds);
+        }
+        for (strategy, _) in shadows.gains() {
+            let codec = self.seconds(strategy.spec())?;
+            for (bucket, seconds) in seconds.iter_mut().enumerate() {
+                *seconds += codec.compress(Shadows::SHARE * self.timeline.values(bucket), strategy.cr().get());
+            }
+        }
+        Ok(seconds)
+    }
+
+    fn plan(&mut self, tick: &Tick, stepped: &Stepped, codec: CodecSeconds, shadows: &[f64]) -> Result<Step> {
+        // Steps of training meet the same stragglers, however many trials come between them.
+        let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
+        let mut plan = self.timeline.step(&tick.strategy, &stepped.buckets, codec, rng)?;
+        for pieces in &mut plan.compute {
+            pieces.iter_mut().zip(shadows).for_each(|(piece, shadows)| piece.seconds += shadows);
+        }
+        Ok(plan)
+    }
+
+    fn after_step<B: Beside>(
+        &mut self,
+        tick: &Tick,
+        costs: &[Costs],
+        stepped: &Stepped,
+        around: &mut Around<'_, B>,
+    ) -> Result<()> {
+        let is_sampled = self.control.is_sampled();
+        for (rank, costs) in costs.iter().enumerate() {
+            let now = self.now(rank);
+            let Trainer { telemetry, shadows, leader_shadows } = &mut self.each[rank];
+            let record = costs.record(tick.step, Some(f64::from(stepped.losses[rank])), None);
+            let mut messages = telemetry.step((tick.version, tick.strategy), record, now);
+            for (index, (bucket, gradient)) in self.ranks.buckets(rank).enumerate() {
+                if is_sampled {
+                    leader_shadows.observe(bucket.params(), gradient);
+                }
+                if !shadows.begin(index, bucket)? {
+                    shadows.observe(index, bucket, gradient)?;
+                }
+            }
+            messages.extend(shadows.end_step().and_then(|gains| telemetry.shadows(&gains)));
+            around.say(rank, messages);
+        }
+        self.watching = true;
+        Ok(())
+    }
+
+    /// By rank: its sample for AR-Topk's shadows of the tick that begins, where the ranks send any.
+    fn samples(&mut self) -> Vec<Vec<u8>> {
+        if self.control.sample().is_none() {
+            return Vec::new();
+        }
+        let (begins, ranks) = (self.control.begins_sampling(), &self.ranks);
+        let sample = |(rank, own): (usize, &mut Trainer)| {
+            own.leader_shadows.sample(begins, ranks.buckets(rank).map(|(bucket, _)| bucket))
+        };
+        self.each.iter_mut().enumerate().map(sample).collect()
+    }
+
+    /// On rank 0.
+    fn take_samples<B: Beside>(&mut self, samples: &[Vec<u8>], around: &mut Around<'_, B>) -> Result<()> {
+        if samples.is_empty() {
+            return Ok(());
+        }
+        let Trainer { telemetry, leader_shadows, .. } = &mut self.each[0];
+        leader_shadows.receive(samples, self.ranks.buckets(0).map(|(bucket, _)| bucket))?;
+        if self.control.reports_samples() {
+            around.say(0, telemetry.shadows(&leader_shadows.gains()));
+        }
+        Ok(())
+    }
+
+    /// What the control group has sent by the end of a tick: the message that is due, and all ranks' answers.
+    fn collect(&mut self, verdicts: &[Verdict]) -> Result<Vec<Answer>> {
+        if self.control.is_due() {
+            self.control.accept(&std::mem::take(&mut self.message)).context("agree on what rank 0 announces")?;
+        }
+        if !self.control.gathers() {
+            return Ok(Vec::new());
+        }
+        let answer = |verdict: &Verdict| Answer::decode(&Answer::of(*verdict).encode());
+        verdicts.iter().map(answer).collect::<Option<_>>().context("read what a rank says of a trial")
+    }
+
+    fn change<B: Beside>(&mut self, change: Change, around: &mut Around<'_, B>) -> Option<InForce> {
+        match change {
+            Change::Switched(in_force) => {
+                for rank in 0..self.each.len() {
+                    let now = self.now(rank);
+                    around.say(rank, self.each[rank].telemetry.applied(&in_force, now));
+                }
+                return Some(*in_force);
+            }
+            Change::TrialStarts(plan) => self.start_trial(&plan),
+            Change::TrialEnds(cause) => self.end_trial(cause, around),
+            // No rank refuses a trial or leaves one, and nobody ends the job before its last step.
+            Change::None | Change::TrialRefused(..) | Change::TrialLeft | Change::Stop => {}
+        }
+        None
+    }
+
+    fn start_trial(&mut self, plan: &TrialPlan) {
+        self.watching = false;
+        for Trainer { shadows, leader_shadows, .. } in &mut self.each {
+            shadows.watch(&plan.candidates);
+            leader_shadows.watch(&plan.candidates);
+        }
+        let averages = (0..self.each.len()).map(|rank| Trial::start(plan.clone(), self.now(rank))).collect();
+        self.trial = Some(Running { saved: self.ranks.save(), averages, finite: vec![true; self.each.len()] });
+    }
+
+    fn end_trial<B: Beside>(&mut self, cause: Option<AbortCause>, around: &mut Around<'_, B>) {
+        let Some(Running { saved, averages, .. }) = self.trial.take() else { return };
+        self.ranks.restore(&saved);
+        for (rank, averages) in averages.into_iter().enumerate() {
+            let report = averages.finish((&self.job, Rank(rank as u32)), cause, self.now(rank));
+            around.say(rank, [self.each[rank].telemetry.trial(report)]);
+        }
+    }
+}
+
+/// What a rank measures of a step, whose compression within backward took so long. As the hook for torch: a collective is in flight
+/// from the moment when its bucket is handed over, also while those before it are on their way, and ranks of several nodes share
+/// no clock by which to tell how long they waited for the last one.
+fn costs(plan: &Step, times: &RankTimes, stepped: &Stepped, rank: usize, compress: f64) -> Costs {
+    let (mut launched, mut landed, mut sync, mut decompress, mut bytes) = (times.began, 0.0f64, 0.0, 0.0, 0.0);
+    for ((piece, stages), span) in plan.compute[rank].iter().zip(&plan.exchanges).zip(&times.exchanges) {
+        launched += piece.seconds;
+        let mut own = 0.0;
+        for stage in stages {
+            match stage {
+                Stage::Compute(seconds) => own += seconds[rank],
+                Stage::Collective(program) => {
+                    bytes +=
+                        program.ranks[rank].iter().flat_map(|round| &round.sends).map(|send| send.bytes).sum::<f64>();
+                }
+            }
+        }
+        let from = launched.max(landed);
+        landed = landed.max(span.to - own);
+        sync += (landed - from).max(0.0);
+        decompress += own;
+    }
+    let last = times.exchanges.last().map_or(times.computed, |span| span.to);
+    let tail = (last - times.computed).max(0.0);
+    let step = times.ended - times.began;
+    let energies = stepped.buckets.iter().filter_map(|bucket| bucket.energies.get(rank).copied());
+    let seconds = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0));
+    Costs {
+        compute: seconds(step - compress - tail),
+        comp: seconds(compress + decompress),
+        sync: seconds(sync),
+        wait: None,
+        step: seconds(step),
+        bytes: bytes.round() as u64,
+        energy: energies.fold(Default::default(), |sum, energy| sum + energy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::Exchanged;
+    use flexcomm_compression::Energy;
+    use flexcomm_truth::job::{Piece, Program, Round, Send, Span};
+
+    /// Two buckets, handed over at 4 and 6 s; the first lands at 5 s, is decompressed until 5.5 s, and the second lands at 9 s.
+    #[test]
+    fn a_step_is_measured_as_the_hook_does() {
+        let piece = |seconds, bucket| Piece { seconds, begins: Some(bucket) };
+        let round =
+            Round { index: 0, sends: vec![Send { to: 1, bytes: 100.0 }], senders: vec![0], received_bytes: 100.0 };
+        let program = Arc::new(Program { ranks: vec![vec![round.clone()], vec![round]], segmented: false });
+        let stages = || vec![Stage::Collective(program.clone()), Stage::Compute(vec![0.5, 0.5])];
+        let plan = Step {
+            compute: vec![vec![piece(3.0, 0), piece(2.0, 1)]; 2],
+            exchanges: vec![stages(), stages()],
+            after: vec![0.25; 2],
+        };
+        let spans = vec![Span { from: 4.0, to: 5.5 }, Span { from: 6.0, to: 9.5 }];
+        let times = RankTimes { began: 1.0, computed: 6.0, exchanges: spans, ended: 9.75 };
+        let energy = Energy { sent: 1.0, compensated: 2.0 };
+        let bucket = Exchanged { rounds: Vec::new(), energies: vec![energy; 2] };
+        let stepped = Stepped { losses: vec![0.5; 2], buckets: vec![bucket.clone(), bucket] };
+        let seconds = Duration::from_secs_f64;
+        let expected = Costs {
+            // Of 8.75 s, 3.5 s waited behind backward, and one compressed.
+            compute: seconds(4.25),
+            comp: seconds(2.0),
+            sync: seconds(4.0),
+            wait: None,
+            step: seconds(8.75),
+            bytes: 200,
+            energy: Energy { sent: 2.0, compensated: 4.0 },
+        };
+        assert_eq!(costs(&plan, &times, &stepped, 1, 1.0), expected);
+        // Handed over while the first is on its way: one flight, from 4 to 9 s.
+        let mut sooner = plan;
+        sooner.compute = vec![vec![piece(3.0, 0), piece(0.5, 1)]; 2];
+        assert_eq!(costs(&sooner, &times, &stepped, 0, 1.0).sync, seconds(5.0));
+    }
+}
