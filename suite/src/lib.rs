@@ -9,6 +9,7 @@
 
 pub mod adaptive;
 pub mod agents;
+pub mod baselines;
 pub mod cells;
 pub mod families;
 pub mod files;
@@ -22,4 +23,5 @@ pub mod run;
 pub mod score;
 pub mod steps;
 pub mod summary;
+mod table;
 pub mod trainers;

@@ -4,11 +4,12 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
+use flexcomm_suite::baselines::{Baselines, Record};
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, Ran};
-use flexcomm_suite::run::{self, Job, Record, Suite};
+use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
 use flexcomm_suite::{families, files, plot};
 use flexcomm_truth::coefficients::Coefficients;
@@ -220,6 +221,12 @@ fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()>
     Ok(())
 }
 
+/// Flexcomm's runs of a cell that ended with an error, and with which.
+fn errors_of(record: &Record) -> Vec<String> {
+    let errors = record.flexcomm.iter().filter_map(|run| Some((run.seed, run.error.as_ref()?)));
+    errors.map(|(seed, error)| format!("{}, seed {seed}: {error}", record.name)).collect()
+}
+
 /// Those of the cells that are asked for.
 fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
     let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
@@ -292,6 +299,8 @@ fn run(args: RunArgs) -> Result<()> {
     println!("{}", summary.table());
     println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", args.target.display());
     let errors: Vec<String> = done.failed.iter().map(|failed| format!("{}: {:#}", failed.cell, failed.error)).collect();
+    let ended: Vec<String> = done.records.iter().flat_map(errors_of).collect();
+    ensure!(ended.is_empty(), "{} runs of flexcomm ended with an error\n{}", ended.len(), ended.join("\n"));
     ensure!(errors.is_empty(), "failed to run {} cells\n{}", errors.len(), errors.join("\n"));
     Ok(())
 }
@@ -325,7 +334,7 @@ fn record(baselines: &Path, results: &Path) -> Result<()> {
             whole,
             "{name} has not run with all of its seeds {seeds:?}: a run without --quick and --seeds comes first"
         );
-        let kept = run::Baselines { recorded: record.flexcomm, ..record.baselines };
+        let kept = Baselines { recorded: record.flexcomm, ..record.baselines };
         files::write_json(&baselines.join(format!("{}.json", record.name)), &kept)?;
     }
     Ok(())

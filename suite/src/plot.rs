@@ -1,8 +1,8 @@
 //! Charts of a summary and of a cell as SVG.
 
 use crate::adaptive::Switch;
+use crate::baselines::{Line, Record};
 use crate::fixed::DENSE;
-use crate::run::{Line, Record};
 use crate::summary::{Group, Who};
 use std::fmt::Write;
 
@@ -217,7 +217,7 @@ pub fn timeline(record: &Record) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Adapted;
+    use crate::baselines::Adapted;
     use crate::summary::tests::{record, summary};
 
     #[test]

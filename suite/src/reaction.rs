@@ -1,8 +1,8 @@
 //! How a run followed the changes of its network.
 
 use crate::adaptive::Ran;
+use crate::baselines::PhaseBest;
 use crate::cells::Cell;
-use crate::run::PhaseBest;
 use crate::score;
 use serde::{Deserialize, Serialize};
 

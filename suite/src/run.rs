@@ -1,29 +1,23 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, Change, Experiments, Prediction, Ran, Switch};
+use crate::adaptive::{self, Ran};
 use crate::agents::Agents;
+use crate::baselines::{Adapted, Baselines, Course, Record, Script, oracle_script, random_script};
 use crate::cells::Cell;
 use crate::files;
-use crate::fixed::{self, Curves, DENSE, Library, TEST_EVERY, rounded};
+use crate::fixed::{self, Curves, DENSE, Library};
 use crate::ranks::Data;
-use crate::reaction::{self, Reactions};
-use crate::score::{self, Point};
+use crate::reaction;
+use crate::score;
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_controller::RawConfig;
-use flexcomm_domain::Strategy;
 use flexcomm_truth::coefficients::Coefficients;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-
-/// Strategies in the order of the changes of the network that they are chosen at.
-pub type Script = Vec<Change>;
 
 /// Who decides in a run that adapts.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,279 +49,6 @@ pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, wh
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script))
         }
     }
-}
-
-/// Losses over time.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Line {
-    /// Seconds since the start, of every [`TEST_EVERY`]th step, the first before any.
-    pub at_s: Vec<f64>,
-    /// Test losses, smoothed.
-    pub losses: Vec<f64>,
-}
-
-/// What a run took to the target.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Reached {
-    steps: f64,
-    seconds: f64,
-}
-
-/// A run: when its steps ended, and what it learned.
-struct Course<'a> {
-    ends: &'a [f64],
-    curve: Vec<Point>,
-}
-
-impl<'a> Course<'a> {
-    fn new(ends: &'a [f64], losses: &[f64]) -> Self {
-        let points = (0..).step_by(TEST_EVERY as usize).zip(losses);
-        let points: Vec<Point> = points.map(|(steps, loss)| Point { steps, loss: *loss }).collect();
-        Self { ends, curve: score::smooth(&points) }
-    }
-
-    fn reached(&self, target: f64) -> Option<Reached> {
-        let steps = score::steps_to(&self.curve, target)?;
-        Some(Reached { steps, seconds: score::seconds_at(self.ends, steps)? })
-    }
-
-    fn line(&self) -> Line {
-        let at =
-            |point: &Point| Some((rounded(score::seconds_at(self.ends, point.steps as f64)?), rounded(point.loss)));
-        // JSON has no infinity.
-        let (at_s, losses) = self.curve.iter().filter(|point| point.loss.is_finite()).map_while(at).unzip();
-        Line { at_s, losses }
-    }
-}
-
-/// What a seed's runs are measured by.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measure {
-    /// Of the runs.
-    pub seed: u64,
-    /// The test loss that dense has reached, smoothed, at 90 % of its steps.
-    pub target: f64,
-    /// Seconds that dense takes for all its steps.
-    pub budget_s: f64,
-}
-
-/// How often the budget a run counts that does not reach the target, ends with an error or is missing.
-pub const UNREACHED: f64 = 3.0;
-
-/// A fixed setting with a seed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FixedRun {
-    /// The strategy.
-    pub setting: String,
-    /// Of the run.
-    pub seed: u64,
-    /// To the target; none where it is not reached.
-    pub steps: Option<f64>,
-    /// The same, in seconds.
-    pub seconds: Option<f64>,
-    /// At the end.
-    pub accuracy: f64,
-}
-
-/// A run that adapted, as it is kept.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Adapted {
-    /// Of the run.
-    pub seed: u64,
-    /// Why it has no result.
-    pub error: Option<String>,
-    /// To the target; none where it is not reached.
-    pub steps: Option<f64>,
-    /// The same, in seconds.
-    pub seconds: Option<f64>,
-    /// At the end.
-    pub accuracy: Option<f64>,
-    /// What it learned when.
-    pub line: Line,
-    /// Strategies that came into force.
-    pub switches: Vec<Switch>,
-    /// What was spent to find out.
-    pub experiments: Experiments,
-    /// What decisions promised against what came.
-    pub predictions: Vec<Prediction>,
-    /// How it followed the network's changes.
-    pub reactions: Reactions,
-}
-
-/// The fixed settings in a phase.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PhaseBest {
-    /// The one that gets to the target soonest if the phase lasts.
-    pub setting: String,
-    /// Seconds of its steps.
-    pub step_s: f64,
-}
-
-/// What does not hang on the binary that decides: fixed settings and controls in a cell.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Baselines {
-    /// Of the cell, the truth and the curves of `seeds`.
-    pub digest: String,
-    /// Those that settings are chosen by; further ones only narrow intervals.
-    pub seeds: Vec<u64>,
-    /// One for each seed.
-    pub measures: Vec<Measure>,
-    /// Settings by seeds.
-    pub fixed: Vec<FixedRun>,
-    /// One for each phase of the cell.
-    pub phases: Vec<PhaseBest>,
-    /// Dense and the best fixed setting with the first seed.
-    pub lines: BTreeMap<String, Line>,
-    /// Runs of an oracle.
-    pub oracle: Vec<Adapted>,
-    /// Runs by chance.
-    pub random: Vec<Adapted>,
-    /// Runs of the planner that was recorded with these baselines.
-    #[serde(default)]
-    pub recorded: Vec<Adapted>,
-}
-
-/// Everything of a cell.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Of the cell's file.
-    pub name: String,
-    /// The cell.
-    pub cell: Cell,
-    /// Runs that the summary is of.
-    pub seeds: Vec<u64>,
-    /// What flexcomm is compared with.
-    pub baselines: Baselines,
-    /// Of the program whose decisions `flexcomm` shows.
-    pub binary: String,
-    /// Runs of agents and controller.
-    pub flexcomm: Vec<Adapted>,
-}
-
-/// What a setting's final accuracy may be below dense's to count as a best one: half a point, and what rounding makes of it.
-pub const ACCURACY_POINTS: f64 = 0.005 + 1e-9;
-
-impl Baselines {
-    /// What a seed's runs are measured by.
-    pub fn measure(&self, seed: u64) -> Option<&Measure> {
-        self.measures.iter().find(|measure| measure.seed == seed)
-    }
-
-    /// Seconds as they count: three times the budget without any. None for a seed that nothing is known of.
-    pub fn counted(&self, seed: u64, seconds: Option<f64>) -> Option<f64> {
-        Some(seconds.unwrap_or(UNREACHED * self.measure(seed)?.budget_s))
-    }
-
-    /// A fixed setting's run.
-    pub fn fixed(&self, setting: &str, seed: u64) -> Option<&FixedRun> {
-        self.fixed.iter().find(|run| run.setting == setting && run.seed == seed)
-    }
-
-    /// Its seconds as they count.
-    pub fn fixed_seconds(&self, setting: &str, seed: u64) -> Option<f64> {
-        self.counted(seed, self.fixed(setting, seed)?.seconds)
-    }
-
-    /// All that ran, in the order of the list of settings.
-    pub fn settings(&self) -> Vec<&str> {
-        let first = self.seeds.first();
-        self.fixed.iter().filter(|run| Some(&run.seed) == first).map(|run| run.setting.as_str()).collect()
-    }
-
-    fn accuracy(&self, setting: &str) -> Option<f64> {
-        let runs = self.seeds.iter().map(|seed| Some(self.fixed(setting, *seed)?.accuracy));
-        let all: Vec<f64> = runs.collect::<Option<_>>()?;
-        Some(all.iter().sum::<f64>() / all.len() as f64)
-    }
-
-    /// Settings whose final accuracy is within half a point of dense's, or above it, in the mean over the seeds.
-    fn accurate(&self) -> Vec<&str> {
-        let accurate = |setting: &&str| self.accuracy_over_dense(setting).is_some_and(|over| over >= -ACCURACY_POINTS);
-        self.settings().into_iter().filter(accurate).collect()
-    }
-
-    /// By how much its final accuracy is above dense's, in the mean over the seeds.
-    pub fn accuracy_over_dense(&self, setting: &str) -> Option<f64> {
-        Some(self.accuracy(setting)? - self.accuracy(DENSE)?)
-    }
-
-    /// Of those the one with the least seconds in the geometric mean over the seeds.
-    pub fn best_fixed(&self) -> Option<&str> {
-        let timed = self.accurate().into_iter().filter_map(|setting| Some((self.mean_seconds(setting)?, setting)));
-        timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, setting)| setting)
-    }
-
-    /// Seconds as they count, in the geometric mean over the seeds.
-    pub fn mean_seconds(&self, setting: &str) -> Option<f64> {
-        let seconds: Option<Vec<f64>> = self.seeds.iter().map(|seed| self.fixed_seconds(setting, *seed)).collect();
-        score::geometric_mean(seconds?)
-    }
-
-    /// Steps that a setting takes to the target over dense's, in the geometric mean over the seeds; none where one does not get there.
-    fn more_steps(&self, setting: &str) -> Option<f64> {
-        let ratio = |seed: &u64| Some(self.fixed(setting, *seed)?.steps? / self.fixed(DENSE, *seed)?.steps?);
-        score::geometric_mean(self.seeds.iter().map(ratio).collect::<Option<Vec<f64>>>()?)
-    }
-
-    fn add_fixed(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves, setting: &str) -> Result<()> {
-        let seed = curves.recipe.seed;
-        if self.fixed(setting, seed).is_some() {
-            return Ok(());
-        }
-        let curve = curves.of(setting)?;
-        let ends = fixed::replay(cell, truth, seed, curve)?;
-        let course = Course::new(&ends, &curve.losses);
-        if setting == DENSE {
-            let target = score::target(&course.curve, 0.9).context("dense has no losses")?;
-            let budget_s = *ends.last().context("dense has no steps")?;
-            self.measures.push(Measure { seed, target, budget_s });
-        }
-        let target = self.measure(seed).context("dense comes first")?.target;
-        let reached = course.reached(target);
-        let (steps, seconds) = (reached.map(|r| r.steps), reached.map(|r| r.seconds));
-        self.fixed.push(FixedRun { setting: setting.to_owned(), seed, steps, seconds, accuracy: curve.accuracy });
-        if self.seeds.first() == Some(&seed) {
-            self.lines.insert(setting.to_owned(), course.line());
-        }
-        Ok(())
-    }
-
-    /// The best fixed setting of each phase, by the steps that the network lets it make and those that it needs.
-    fn add_phases(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves) -> Result<()> {
-        for phase in &cell.phases[self.phases.len()..] {
-            let mut best: Option<(f64, PhaseBest)> = None;
-            for setting in self.accurate() {
-                let Some(more) = self.more_steps(setting) else { continue };
-                let step_s = fixed::step_in_phase(cell, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
-                if best.as_ref().is_none_or(|(least, _)| step_s * more < *least) {
-                    best = Some((step_s * more, PhaseBest { setting: setting.to_owned(), step_s }));
-                }
-            }
-            self.phases.push(best.context("no fixed setting reaches the target")?.1);
-        }
-        Ok(())
-    }
-}
-
-/// What the oracle orders: the best of each phase, where it is another than before.
-fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Script> {
-    let mut script = Script::new();
-    for (at_s, phase) in [0.0].into_iter().chain(cell.changes()).zip(phases.iter().cycle()) {
-        let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
-        if script.last().is_none_or(|last| last.strategy != strategy) {
-            script.push(Change { at_s, strategy });
-        }
-    }
-    Ok(script)
-}
-
-/// Any fixed setting at each change.
-fn random_script(cell: &Cell, seed: u64) -> Script {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(3);
-    let settings = fixed::settings(cell.momentum);
-    let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
-    [0.0].into_iter().chain(cell.changes()).map(any).collect()
 }
 
 /// A digest of the truth: its coefficients, and the code that executes transfers and steps by them, comments and tests apart.
@@ -683,9 +404,11 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::baselines::PhaseBest;
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
     use crate::ranks::Model;
+    use flexcomm_domain::Strategy;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
     use tempfile::TempDir;
 

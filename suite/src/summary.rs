@@ -1,12 +1,11 @@
-//! What all cells say together: `summary.json`, and a table.
+//! What all cells say together: `summary.json`.
 
 use crate::adaptive::Experiments;
+use crate::baselines::{Adapted, Record};
 use crate::fixed::{self, DENSE};
-use crate::run::{Adapted, Record};
 use crate::score::{self, Families, Interval};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 /// Who is compared with fixed settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -166,7 +165,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::Exploring => "exploring",
@@ -245,13 +244,6 @@ pub struct Of {
     /// Cells without a result.
     pub failed: Vec<String>,
 }
-
-/// What no cell shows, whatever its numbers.
-const LEFT_OUT: &str = "\
-Not in the truth: packets one by one and congestion control other than windows that double, halve and time out; several switches \
-or routes (ports of NICs are the only bottlenecks); NCCL's and GPU's own behaviour; cores and memory that computing, compression, \
-agents and controller compete for; ranks that come, go or are slower for good; clocks that drift; models of more than a few \
-layers, whose gradients these stand for by a factor.";
 
 struct View<'a> {
     records: &'a [Record],
@@ -435,7 +427,7 @@ fn best_average(records: &[Record]) -> Option<String> {
     let accurate = |label: &String| {
         let differences =
             records.iter().filter_map(|record| record.baselines.accuracy_over_dense(&of_label(record, label)?));
-        differences.clone().sum::<f64>() >= -crate::run::ACCURACY_POINTS * differences.count() as f64
+        differences.clone().sum::<f64>() >= -crate::baselines::ACCURACY_POINTS * differences.count() as f64
     };
     let timed = labels(records).into_iter().filter(accurate).filter_map(|label| Some((time(&label)?, label)));
     timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, label)| label)
@@ -496,137 +488,12 @@ impl Summary {
     pub fn of(&self, who: Who, over: Over) -> Option<&Compared> {
         self.compared.iter().find(|compared| (compared.who, compared.over) == (who, over))
     }
-
-    /// For a terminal.
-    pub fn table(&self) -> String {
-        let mut text = String::new();
-        // Writing into a string does not fail.
-        let _ = self.write(&mut text);
-        text
-    }
-
-    fn write(&self, out: &mut String) -> std::fmt::Result {
-        let cells: usize = self.by_family.iter().map(|group| group.cells).sum();
-        let runs = self.cells.iter().filter(|row| row.setting == "flexcomm").count();
-        let frozen = if self.frozen { "as frozen" } else { "NOT the frozen ones: compare with no other result" };
-        writeln!(
-            out,
-            "\n{cells} cells, {runs} runs of flexcomm; cells and truth are {frozen} (digest {})",
-            self.digest
-        )?;
-        if !self.failed.is_empty() {
-            writeln!(out, "WITHOUT A RESULT: {}", self.failed.join(", "))?;
-        }
-        writeln!(
-            out,
-            "\nSeconds to the target, over those of ... (below 1 is faster; 95 % intervals; p95 and worst of cells)\n"
-        )?;
-        writeln!(out, "{:20}{:^36}{:^36}{:^22}", "", "each cell's best fixed setting", "dense", "the oracle")?;
-        let titles = |oracle: bool| if oracle { "  mean  interval" } else { "  mean  interval       p95  worst   " };
-        writeln!(out, "{:20}{:36}{:36}{:22}", "", titles(false), titles(false), titles(true))?;
-        for who in Who::ALL {
-            let long = |over| match self.of(who, over) {
-                Some(c) => format!("{:>6.2}  {}  {:>6.2} {:>6.2}", c.geomean, interval(&c.interval), c.p95, c.worst),
-                None => String::new(),
-            };
-            let short = |c: &Compared| format!("{:>6.2}  {}", c.geomean, interval(&c.interval));
-            let oracle = self.of(who, Over::Oracle).map_or(String::new(), short);
-            if self.of(who, Over::Dense).is_some() {
-                writeln!(out, "{:20}{:36}{:36}{oracle}", who.name(), long(Over::BestFixed), long(Over::Dense))?;
-            }
-        }
-        if let Some(best) = &self.best_average_fixed {
-            writeln!(out, "\nThe best average fixed setting is {best}.")?;
-        }
-        self.write_groups(out)?;
-        self.write_flexcomm(out)?;
-        writeln!(out, "\n{}", wrapped(LEFT_OUT))
-    }
-
-    fn write_groups(&self, out: &mut String) -> std::fmt::Result {
-        let shown: Vec<Who> = Who::ALL.into_iter().filter(|who| self.of(*who, Over::BestFixed).is_some()).collect();
-        let titles = [
-            ("family", &self.by_family),
-            ("length of phases", &self.by_phase),
-            ("communication / computing", &self.by_ratio),
-        ];
-        for (title, groups) in titles {
-            write!(out, "\n{:<41}cells", format!("over best fixed, by {title}"))?;
-            writeln!(out, "{}", shown.iter().map(|who| format!("  {:<20}", who.name())).collect::<String>())?;
-            for group in groups {
-                let of = |who: &Who| {
-                    let found = group.compared.iter().find(|compared| compared.who == *who);
-                    found.map_or(" ".repeat(22), |c| format!("{:>6.2}  {}", c.geomean, interval(&c.interval)))
-                };
-                writeln!(out, "  {:<39}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_flexcomm(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(
-            out,
-            "\nWhere flexcomm loses most against the best fixed setting, and what most of the time over the oracle's is"
-        )?;
-        for Worst { cell, ratio, cause, share, errors } in &self.worst {
-            let why = cause.zip(*share).map(|(cause, share)| format!("{} ({:.0} %)", cause.text(), 100.0 * share));
-            let why = if *errors > 0 { Some(format!("{errors} runs ended with an error")) } else { why };
-            writeln!(out, "  {cell:<20}{ratio:>6.2}  {}", why.unwrap_or_default())?;
-        }
-        let number =
-            |value: Option<f64>, factor: f64| value.map_or("-".into(), |value| format!("{:.1}", factor * value));
-        let percent = |spread: Spread| {
-            format!("{} % at the median, {} % at p95", number(spread.median, 100.0), number(spread.p95, 100.0))
-        };
-        let Experiments { seconds, bytes, cpu_seconds } = self.experiments.mean;
-        let gigabytes = bytes / 1e9;
-        writeln!(out, "\nFlexcomm's runs")?;
-        writeln!(out, "  live trials, of a run's time     {}", percent(self.experiments.share_of_time))?;
-        writeln!(
-            out,
-            "  experiments in the mean of runs  {seconds:.1} s, {gigabytes:.2} GB, {cpu_seconds:.1} s of cores"
-        )?;
-        let Reaction { seconds, share_of_phase, made, missed, unneeded } = self.reaction;
-        let (median, p95) = (number(seconds.median, 1.0), number(seconds.p95, 1.0));
-        writeln!(out, "  from a change to a better one    {median} s at the median, {p95} s at p95")?;
-        writeln!(out, "  the same, of a phase's length    {}", percent(share_of_phase))?;
-        writeln!(
-            out,
-            "  changes of the network           {made} answered, {missed} not answered, {unneeded} asked for nothing"
-        )?;
-        writeln!(out, "  predicted t_sync is wrong by     {}", percent(self.prediction_error))?;
-        writeln!(
-            out,
-            "  target not reached               {} runs, {} of them with an error",
-            self.unreached, self.errors
-        )
-    }
 }
 
 const PHASE_ENDS: [f64; 3] = [30.0, 120.0, 720.0];
 const PHASE_BANDS: [&str; 4] = ["below 30 s", "30 s to 2 min", "2 to 12 min", "12 min and more"];
 const RATIO_ENDS: [f64; 4] = [0.3, 1.0, 3.0, 10.0];
 const RATIO_BANDS: [&str; 5] = ["below 0.3", "0.3 to 1", "1 to 3", "3 to 10", "10 and more"];
-
-fn interval(interval: &Interval) -> String {
-    format!("{:>5.2} -{:>6.2} ", interval.low, interval.high)
-}
-
-/// In lines of a terminal.
-fn wrapped(text: &str) -> String {
-    let mut lines: Vec<String> = vec![String::new()];
-    for word in text.split_whitespace() {
-        if let Some(line) = lines.last_mut().filter(|line| line.len() + word.len() < 110) {
-            let space = if line.is_empty() { "" } else { " " };
-            line.push_str(space);
-            line.push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines.join("\n")
-}
 
 fn worst_of(view: &View<'_>, record: &Record) -> Option<Worst> {
     let ratio = view.ratio(record, Who::Flexcomm, Over::BestFixed)?;
@@ -665,9 +532,9 @@ fn reaction(records: &[Record]) -> Reaction {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::baselines::{Baselines, FixedRun, Measure, PhaseBest};
     use crate::families;
     use crate::reaction::Reactions;
-    use crate::run::{Baselines, FixedRun, Measure, PhaseBest};
 
     const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
 
