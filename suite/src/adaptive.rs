@@ -77,6 +77,8 @@ pub struct Ran {
     pub experiments: Experiments,
     /// What decisions promised against what came.
     pub predictions: Vec<Prediction>,
+    /// Requests, reports and parts of orders that were refused, with the reasons.
+    pub problems: Vec<String>,
 }
 
 /// A strategy that came into force.

@@ -1,4 +1,4 @@
-//! A cell: one job on one network, as a file. What its keys mean stands in `cells/README.md`.
+//! A cell: one job on one network, as a file. What its keys mean stands in README.md.
 
 use crate::ranks::{Model, Recipe};
 use crate::steps::{Compute, Stragglers};
@@ -10,6 +10,7 @@ use flexcomm_truth::trace::{Step, Trace};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A job and its network.
@@ -43,7 +44,10 @@ pub struct Cell {
     pub values_factor: f64,
     /// Times of compression over those of the truth's table.
     pub codec_factor: f64,
-    /// A dense step's transfers over its computing, by bandwidth alone, in the mean of the phases.
+    /// The same of single compressors, by name, on top of that.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub codec_factors: BTreeMap<String, f64>,
+    /// A dense step's transfers over its computing, without overlap, in the mean of the phases.
     pub communication_ratio: f64,
     /// Ranks that share a NIC.
     #[serde(default = "one")]
@@ -134,6 +138,9 @@ impl Cell {
         within("compute_s", self.compute_s, 1e-4, 1e3)?;
         within("values_factor", self.values_factor, 1e-3, 1e6)?;
         within("codec_factor", self.codec_factor, 0.0, 1e4)?;
+        for (name, factor) in &self.codec_factors {
+            within(&format!("codec_factors.{name}"), *factor, 0.0, 1e4)?;
+        }
         within("phase_s", self.phase_s, 0.1, 1e6)?;
         within("ranks_per_nic", self.ranks_per_nic as f64, 1.0, self.world as f64)?;
         within("stragglers.spread", self.stragglers.spread, 0.0, 2.0)?;
@@ -178,7 +185,7 @@ impl Cell {
 
     /// What a step takes besides its transfers.
     pub fn compute(&self) -> Compute {
-        Compute { seconds: self.compute_s, values_factor: self.values_factor, codec_factor: self.codec_factor }
+        Compute { seconds: self.compute_s, values_factor: self.values_factor }
     }
 
     /// When phases begin, and which.

@@ -1,11 +1,15 @@
 //! The cells of the suite, drawn once: a Latin hypercube over length of phases, ranks, model, momentum and communication.
 
 use crate::cells::{Cell, Odd, Phase};
+use crate::fixed;
 use crate::ranks::Model;
 use crate::steps::Stragglers;
+use anyhow::Result;
+use flexcomm_truth::coefficients::Coefficients;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
 
 /// What a network does over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +139,8 @@ fn shuffled<T: Copy>(values: &[T], count: usize, rng: &mut ChaCha8Rng) -> Vec<T>
     all
 }
 
-/// The 48 cells.
-pub fn cells() -> Vec<Cell> {
+/// The 48 cells as they are drawn; [`fitted`] gives them their bandwidths.
+pub fn drawn() -> Vec<Cell> {
     let mut rng = ChaCha8Rng::seed_from_u64(18);
     let families: Vec<Family> =
         Family::ALL.iter().enumerate().flat_map(|(i, f)| vec![*f; EACH + usize::from(i < 3)]).collect();
@@ -182,7 +186,53 @@ pub fn cells() -> Vec<Cell> {
     let mut cells: Vec<Cell> = families.iter().copied().enumerate().map(&mut cell).collect();
     // Half to twice the time of the table, drawn last: whoever draws one more number here leaves the rest as it is.
     cells.iter_mut().for_each(|cell| cell.codec_factor = round(2f64.powf(rng.random_range(-1.0..1.0))));
+    for cell in &mut cells {
+        let mut factor = |name: &str| (name.to_owned(), round(2f64.powf(rng.random_range(-0.8..0.8))));
+        cell.codec_factors = COMPRESSORS.iter().map(|name| factor(name)).collect();
+    }
     cells
+}
+
+/// Compressors that differ from machine to machine in how long they take beside each other.
+const COMPRESSORS: [&str; 8] = ["fp16", "bf16", "eightbit", "qsgd", "powersgd", "topk", "lwtopk", "mstopk"];
+
+/// Of a NIC, at most.
+const MOST_MBIT: f64 = 1e5;
+/// Seconds of a step, at most: a run's 1,500 steps take less than four hours then.
+const LONGEST_STEP_S: f64 = 8.0;
+
+/// A cell with bandwidths, and a size of the model, with which a dense step's transfers take as long over its computing as was drawn,
+/// by the truth. Where latency alone takes longer, a step computes for longer, and where that ends, the ratio is larger than drawn.
+/// `communication_ratio` is the one that came out.
+pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
+    let ratio = drawn.communication_ratio;
+    let own = drawn.model.network().parameters() as f64;
+    // What the ranks' cores take for a byte must fit into the ratio, too: each value is received twice.
+    let software = 8.0 * truth.software.byte_s;
+    let values_per_second = (drawn.values_factor * own / drawn.compute_s).min(0.3 * ratio / software);
+    let widest = drawn.phases.iter().map(|phase| phase.up_mbit.max(phase.down_mbit)).fold(0.0, f64::max);
+    let cell = |compute_s: f64, mbit: f64| {
+        let mut cell = Cell { compute_s: round(compute_s), ..drawn.clone() };
+        cell.values_factor = round(values_per_second * cell.compute_s / own);
+        for phase in &mut cell.phases {
+            phase.up_mbit = round(phase.up_mbit * mbit / widest);
+            phase.down_mbit = round(phase.down_mbit * mbit / widest);
+        }
+        cell
+    };
+    let phases_s = drawn.phase_s * PHASES_OF_A_RUN / drawn.steps as f64;
+    let longest = phases_s.max(drawn.phase_s / 20.0).min(LONGEST_STEP_S) / (1.0 + ratio);
+    let fastest = fixed::dense_transfers(&cell(drawn.compute_s, MOST_MBIT), truth)?;
+    let compute_s = drawn.compute_s.max((fastest / (0.7 * ratio)).min(longest));
+    let (mut low, mut high) = (-1.0, MOST_MBIT.log10());
+    for _ in 0..14 {
+        let middle = (low + high) / 2.0;
+        let slow = fixed::dense_transfers(&cell(compute_s, 10f64.powf(middle)), truth)? > ratio * compute_s;
+        if slow { low = middle } else { high = middle }
+    }
+    let fitted = cell(compute_s, 10f64.powf(high));
+    let came = fixed::dense_transfers(&fitted, truth)? / fitted.compute_s;
+    Ok(Cell { communication_ratio: round(came), ..fitted })
 }
 
 /// To five significant digits, as in the files.
@@ -238,6 +288,7 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
         compute_s: round(compute_s),
         values_factor: round(values / own),
         codec_factor: 1.0,
+        codec_factors: BTreeMap::new(),
         communication_ratio: round(ratio),
         ranks_per_nic,
         stragglers: Stragglers { spread: 0.03, pause_share: 0.002, pause: 3.0 },

@@ -5,7 +5,7 @@ use crate::cells::{Cell, Net, Phase};
 use crate::files;
 use crate::ranks::{Carried, Data, Exchanged, Model, Ranks, Recipe, Stepped, buckets};
 use crate::score::Point;
-use crate::steps::{self, Timeline};
+use crate::steps::{self, Stragglers, Timeline};
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_compression::codec::Element;
 use flexcomm_domain::Strategy;
@@ -344,13 +344,29 @@ pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64
     Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / STEPS as f64)
 }
 
+/// Seconds that a dense step's transfers take without computing beside them, in the mean over the phases of a cell.
+pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
+    const STEPS: u64 = 8;
+    let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
+    let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64 }];
+    let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
+    let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
+    let seconds = |phase: &Phase| -> Result<f64> {
+        let phases = vec![phase.clone()];
+        let alone = Cell { phases, stragglers, steps: STEPS, compute_s: 1e-6, ..cell.clone() };
+        Ok(replay(&alone, truth, 1, &curve)?.last().copied().unwrap_or_default() / STEPS as f64)
+    };
+    let all: Vec<f64> = cell.phases.iter().map(seconds).collect::<Result<_>>()?;
+    Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)
+}
+
 /// Plays a curve through a cell's network: when each step ended, in seconds.
 pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Result<Vec<f64>> {
     let strategy: Strategy = curve.setting.parse().with_context(|| format!("read the strategy {}", curve.setting))?;
     let mut net: Net<()> = Net::new(cell, truth, seed);
     let mut timeline =
         Timeline::new(cell.world, bucket_values(cell.model), cell.compute(), cell.stragglers, truth.gather);
-    let codec = steps::codec(truth, &strategy, cell.codec_factor)?;
+    let codec = steps::codec(truth, cell, strategy.spec())?;
     let mut rng = step_rng(seed);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {

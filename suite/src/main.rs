@@ -158,8 +158,9 @@ struct Frozen {
 fn main() -> Result<()> {
     match Args::parse().command {
         Command::Run(args) => run(args),
-        Command::Cells { folder } => families::cells().iter().try_for_each(|cell| {
-            let text = toml::to_string(cell).context("failed to write a cell as TOML")?;
+        Command::Cells { folder } => families::drawn().iter().try_for_each(|drawn| {
+            let cell = families::fitted(drawn, &Coefficients::frozen())?;
+            let text = toml::to_string(&cell).context("failed to write a cell as TOML")?;
             files::write(&folder.join(format!("{}.toml", cell.name)), &text)
         }),
         Command::Curves { cells, curves, common } => {

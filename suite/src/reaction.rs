@@ -80,7 +80,7 @@ mod tests {
     /// is the best; after the third 2 s with nothing done.
     #[test]
     fn reactions_are_read_off_step_times() {
-        let mut cell = families::cells()[0].clone();
+        let mut cell = families::drawn()[0].clone();
         cell.phases.iter_mut().for_each(|phase| phase.seconds = 10.0);
         let steps = [1.0; 10].into_iter().chain([2.0; 3]).chain([0.5; 8]).chain([0.5; 20]).chain([2.0; 5]);
         let ends: Vec<f64> = steps

@@ -1,5 +1,6 @@
 //! A step of training as what the network and the ranks' cores have to do.
 
+use crate::cells::Cell;
 use crate::ranks::{Carried, Exchanged};
 use anyhow::{Context, Result};
 use flexcomm_collectives::{Goal, Schedule, allgather, allreduce, binomial_broadcast, ring_allgather};
@@ -22,17 +23,10 @@ pub struct Compute {
     pub seconds: f64,
     /// Each value of the gradient stands for so many.
     pub values_factor: f64,
-    /// Times of compression over those of the truth's table.
-    pub codec_factor: f64,
 }
 
-/// What a strategy's compressor takes, by the truth's table.
-pub fn codec(truth: &Coefficients, strategy: &Strategy, factor: f64) -> Result<CodecSeconds> {
-    codec_of(truth, strategy.spec(), factor)
-}
-
-/// What a compressor takes, by the truth's table.
-pub fn codec_of(truth: &Coefficients, spec: &CompressorSpec, factor: f64) -> Result<CodecSeconds> {
+/// What a compressor takes on a cell's machines, by the truth's table.
+pub fn codec(truth: &Coefficients, cell: &Cell, spec: &CompressorSpec) -> Result<CodecSeconds> {
     if *spec == CompressorSpec::NONE {
         return Ok(CodecSeconds::default());
     }
@@ -41,7 +35,8 @@ pub fn codec_of(truth: &Coefficients, spec: &CompressorSpec, factor: f64) -> Res
     let found = truth.codec.get(compressor).or_else(|| truth.codec.get(name));
     let found =
         found.with_context(|| format!("the truth has no [codec.\"{compressor}\"] and no [codec.\"{name}\"]"))?;
-    Ok(found.scaled(factor))
+    let own = cell.codec_factors.get(name).copied().unwrap_or(1.0);
+    Ok(found.scaled(cell.codec_factor * own))
 }
 
 /// How ranks differ from step to step.

@@ -552,7 +552,7 @@ pub(crate) mod tests {
             seconds: Some(seconds),
             accuracy: 0.9,
         };
-        let mut cell = families::cells()[0].clone();
+        let mut cell = families::drawn()[0].clone();
         (cell.family, cell.phase_s, cell.communication_ratio) = (family.into(), phase_s, 2.0);
         let baselines = Baselines {
             digest: String::new(),

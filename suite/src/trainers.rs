@@ -195,7 +195,7 @@ impl<'a> Trainers<'a> {
     }
 
     fn seconds(&self, spec: &CompressorSpec) -> Result<CodecSeconds> {
-        steps::codec_of(self.truth, spec, self.cell.codec_factor)
+        steps::codec(self.truth, self.cell, spec)
     }
 
     /// One step of training, or one iteration of a trial. None where training has ended: the ranks refused what is not finite.
@@ -249,9 +249,10 @@ impl<'a> Trainers<'a> {
                 self.orders.put(&orders);
             }
         }
-        let (truth, factor) = (self.truth, self.cell.codec_factor);
-        let runs =
-            |strategy: &Strategy| strategy.spec().trainable().is_ok() && steps::codec(truth, strategy, factor).is_ok();
+        let (truth, cell) = (self.truth, self.cell);
+        let runs = |strategy: &Strategy| {
+            strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
+        };
         self.orders.offer(self.control.agreement(), true, runs);
     }
 

@@ -20,7 +20,7 @@ fn phase(seconds: f64, latency_ms: f64, mbit: f64) -> Phase {
 }
 
 fn cell(world: usize, ranks_per_nic: usize, phases: Vec<Phase>) -> Cell {
-    Cell { world, ranks_per_nic, phases, ..families::cells()[0].clone() }
+    Cell { world, ranks_per_nic, phases, ..families::drawn()[0].clone() }
 }
 
 fn hello(rank: usize, world: usize) -> Hello {
@@ -84,7 +84,7 @@ impl Bench {
     /// The job steps by dense rings of a million values.
     fn train(mut self, until: f64) -> Self {
         let world = self.running.len();
-        let compute = Compute { seconds: 0.05, values_factor: 1.0, codec_factor: 1.0 };
+        let compute = Compute { seconds: 0.05, values_factor: 1.0 };
         let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
         let exchanged = [Exchanged {
