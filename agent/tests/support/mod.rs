@@ -97,10 +97,12 @@ impl Controller {
 
     /// Listens (again) at its address.
     pub async fn up(&mut self) {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.set_reuseaddr(true).unwrap();
-        socket.bind(self.addr).unwrap();
-        let listener = socket.listen(128).unwrap();
+        let listener = wait_for("the address to be free", || {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.set_reuseaddr(true).unwrap();
+            socket.bind(self.addr).and_then(|()| socket.listen(128)).ok()
+        });
+        let listener = listener.await;
         self.addr = listener.local_addr().unwrap();
         let router = Router::new()
             .route("/api/v1/agents/register", post(register))
