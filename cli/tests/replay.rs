@@ -55,7 +55,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
@@ -100,7 +100,7 @@ fn each_decision_has_its_row_and_what_differs() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), &entries());
     let output = run(&["--from", &path]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr(&output));
     let table = text(&output);
     let now = env!("CARGO_PKG_VERSION");
     for line in [
@@ -129,7 +129,7 @@ fn json_has_all_and_the_status_tells_only_when_asked() {
     let path = file(folder.path(), &entries());
     let output = run(&["--from", &path, "--json", "--fail-on-difference"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(said(&output), "flexcomm: of 4 decisions 1 are different and 2 not replayed\n");
+    assert_eq!(stderr(&output), "flexcomm: of 4 decisions 1 are different and 2 not replayed\n");
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     let found: Vec<&str> =
         all["replayed"].as_array().unwrap().iter().filter_map(|r| r["comparison"].as_str()).collect();
@@ -146,7 +146,7 @@ fn a_controller_s_pages_are_saved_and_read_back() {
     let saved = folder.path().join("j.json");
     let saved = saved.to_str().unwrap();
     let fetched = run(&["j", "--controller", &url, "--save", saved]);
-    assert!(fetched.status.success(), "{}", said(&fetched));
+    assert!(fetched.status.success(), "{}", stderr(&fetched));
     assert_eq!(text(&run(&["--from", saved])), text(&fetched));
     assert!(text(&fetched).contains("1 the same, 0 of the same strategy, 1 different, 2 not replayed"));
     // The seed has more digits than a double.
@@ -156,7 +156,7 @@ fn a_controller_s_pages_are_saved_and_read_back() {
 
     let unknown = run(&["k", "--controller", &url]);
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(said(&unknown).contains("404 Not Found: job k: nobody knows it"), "{}", said(&unknown));
+    assert!(stderr(&unknown).contains("404 Not Found: job k: nobody knows it"), "{}", stderr(&unknown));
     let none = run(&["j", "--controller", &serve(vec![])]);
     assert!(none.status.success() && text(&none).contains("Nothing has been decided"), "{}", text(&none));
 }
@@ -178,7 +178,7 @@ fn another_setting_decides_and_nonsense_is_named() {
         (&["j", "--controller", "127.0.0.1:1"], 1, "failed to get http://127.0.0.1:1/api/v1/jobs/j/snapshots"),
     ] {
         let output = run(args);
-        assert_eq!(output.status.code(), Some(status), "{args:?}: {}", said(&output));
-        assert!(said(&output).contains(words), "{args:?}: {}", said(&output));
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
     }
 }

@@ -20,7 +20,7 @@ pub enum Clock {
     Given(Arc<GivenTime>),
 }
 
-/// A time that moves when it is told to. It begins at [`FIRST_PLAUSIBLE`], so that nothing depends on today.
+/// A time that its holder moves. It begins at [`FIRST_PLAUSIBLE`], so that nothing depends on today.
 #[derive(Debug, Default)]
 pub struct GivenTime {
     since_start_us: AtomicU64,

@@ -13,8 +13,8 @@ use crate::cycle::seeded;
 /// Numbers that differ by less count as equal: logarithms and powers differ in their last bits from one C library to the next.
 const TOLERANCE: f64 = 1e-9;
 
-/// Differences that are told of one decision.
-const TOLD: usize = 3;
+/// Differences that are listed of one decision.
+const MOST_LISTED: usize = 3;
 
 /// Settings of the planner that a decision is decided again under, in the place of those recorded.
 pub type Settings = serde_json::Map<String, Value>;
@@ -167,23 +167,23 @@ fn compare(known: Replayed, recorded: &Value, now: &Value, form: Vec<String>) ->
         true => Comparison::SameStrategy,
         false => Comparison::Different,
     };
-    let mut told = main_differences(recorded, now);
-    if told.is_empty() {
-        told = all.iter().map(Difference::words).collect();
+    let mut listed = main_differences(recorded, now);
+    if listed.is_empty() {
+        listed = all.iter().map(Difference::words).collect();
     }
-    told.truncate(TOLD);
-    Replayed { comparison, now: Some(choice), differences: told, form, ..known }
+    listed.truncate(MOST_LISTED);
+    Replayed { comparison, now: Some(choice), differences: listed, form, ..known }
 }
 
 /// What explains another choice: what made the planner look, between which candidates, and what it predicted of them.
 fn main_differences<'a>(recorded: &'a Value, now: &'a Value) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut listed = Vec::new();
     let triggers = |report: &Value| -> Vec<String> {
         report["triggers"].as_array().into_iter().flatten().map(|trigger| text(&trigger["kind"])).collect()
     };
     let (before, after) = (triggers(recorded), triggers(now));
     if before != after {
-        told.push(format!("triggers: {} -> {}", list(&before), list(&after)));
+        listed.push(format!("triggers: {} -> {}", list(&before), list(&after)));
     }
     let ranked = |report: &Value| -> Vec<String> { alternatives(report).map(|a| canonical(&a["strategy"])).collect() };
     let (before, after) = (ranked(recorded), ranked(now));
@@ -191,9 +191,9 @@ fn main_differences<'a>(recorded: &'a Value, now: &'a Value) -> Vec<String> {
     if sets[0] != sets[1] {
         let only = |i: usize| sets[i].difference(&sets[1 - i]).next().map_or("none", |s| s.as_str());
         let (was, is) = (before.len(), after.len());
-        told.push(format!("candidates: {was} -> {is}; only then: {}, only now: {}", only(0), only(1)));
+        listed.push(format!("candidates: {was} -> {is}; only then: {}, only now: {}", only(0), only(1)));
     } else if let Some(i) = (0..before.len()).find(|i| before[*i] != after.get(*i).map_or("", |s| s)) {
-        told.push(format!("rank {}: {} -> {}", i + 1, before[i], after[i]));
+        listed.push(format!("rank {}: {} -> {}", i + 1, before[i], after[i]));
     }
     let pair = |a: &'a Value| {
         alternatives(now).find(|b| canonical(&b["strategy"]) == canonical(&a["strategy"])).map(|b| (a, b))
@@ -203,8 +203,8 @@ fn main_differences<'a>(recorded: &'a Value, now: &'a Value) -> Vec<String> {
         let key = ["t_comp_s", "t_sync_s", "gain", "t_step_s", "score"].into_iter().find(differ)?;
         Some(format!("{key} of {}: {} -> {}", canonical(&a["strategy"]), a[key], b[key]))
     });
-    told.extend(predicted);
-    told
+    listed.extend(predicted);
+    listed
 }
 
 fn alternatives(report: &Value) -> impl Iterator<Item = &Value> {

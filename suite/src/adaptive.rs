@@ -2,7 +2,7 @@
 //! all under the clock of one network.
 
 use crate::cells::{Cell, Net};
-use crate::fixed::TEST_EVERY;
+use crate::fixed::{self, TEST_EVERY};
 use crate::ranks::Data;
 use crate::trainers::{Around, Ticked, Trainers};
 use anyhow::Result;
@@ -15,7 +15,7 @@ use flexcomm_wire::{DecisionOrder, FromTrainer, Hello, JobOrders};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What runs beside the job: agents and controller, nobody, or a script. Its clock is that of the network.
+/// What runs beside the job: agents and controller, nothing, or a script. Its clock is that of the network.
 pub trait Beside {
     /// Of its timers and messages, see [`Token::Other`].
     type Token: Copy;
@@ -155,8 +155,7 @@ pub fn run<B: Beside>(
         };
         ran.switches.extend(ticked.switched.map(switch));
     }
-    // JSON has no NaN.
-    ran.losses.iter_mut().for_each(|loss| *loss = if loss.is_finite() { *loss } else { 1e9 });
+    ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
     ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes());

@@ -2,7 +2,7 @@
 
 use crate::adaptive::{Change, Experiments, Prediction, Switch};
 use crate::cells::Cell;
-use crate::fixed::{self, Curves, DENSE, TEST_EVERY, rounded};
+use crate::fixed::{self, Curves, DENSE, rounded};
 use crate::reaction::Reactions;
 use crate::score::{self, Point};
 use anyhow::{Context, Result};
@@ -13,13 +13,10 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Strategies in the order of the changes of the network that they are chosen at.
-pub type Script = Vec<Change>;
-
 /// Losses over time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// Seconds since the start, of every [`TEST_EVERY`]th step, the first before any.
+    /// Seconds since the start, of every [`fixed::TEST_EVERY`]th step, the first before any.
     pub at_s: Vec<f64>,
     /// Test losses, smoothed.
     pub losses: Vec<f64>,
@@ -40,9 +37,7 @@ pub(crate) struct Course<'a> {
 
 impl<'a> Course<'a> {
     pub(crate) fn new(ends: &'a [f64], losses: &[f64]) -> Self {
-        let points = (0..).step_by(TEST_EVERY as usize).zip(losses);
-        let points: Vec<Point> = points.map(|(steps, loss)| Point { steps, loss: *loss }).collect();
-        Self { ends, curve: score::smooth(&points) }
+        Self { ends, curve: score::smooth(&fixed::points(losses)) }
     }
 
     pub(crate) fn reached(&self, target: f64) -> Option<Reached> {
@@ -269,11 +264,13 @@ impl Baselines {
 
     /// The best fixed setting of each phase, by the steps that the network lets it make and those that it needs.
     pub(crate) fn add_phases(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves) -> Result<()> {
+        // So many tell a phase's pace.
+        let short = Cell { steps: 40, ..cell.clone() };
         for phase in &cell.phases[self.phases.len()..] {
             let mut best: Option<(f64, PhaseBest)> = None;
             for setting in self.accurate() {
                 let Some(more) = self.more_steps(setting) else { continue };
-                let step_s = fixed::step_in_phase(cell, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
+                let step_s = fixed::step_in_phase(&short, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
                 if best.as_ref().is_none_or(|(least, _)| step_s * more < *least) {
                     best = Some((step_s * more, PhaseBest { setting: setting.to_owned(), step_s }));
                 }
@@ -285,8 +282,8 @@ impl Baselines {
 }
 
 /// What the oracle orders: the best of each phase, where it is another than before.
-pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Script> {
-    let mut script = Script::new();
+pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Vec<Change>> {
+    let mut script = Vec::<Change>::new();
     for (at_s, phase) in [0.0].into_iter().chain(cell.changes()).zip(phases.iter().cycle()) {
         let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
         if script.last().is_none_or(|last| last.strategy != strategy) {
@@ -297,7 +294,7 @@ pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Script>
 }
 
 /// Any fixed setting at each change.
-pub(crate) fn random_script(cell: &Cell, seed: u64) -> Script {
+pub(crate) fn random_script(cell: &Cell, seed: u64) -> Vec<Change> {
     let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", cell.name)).0);
     let settings = fixed::settings(cell.momentum);
     let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };

@@ -1,5 +1,6 @@
 //! A cell: one job on one network, as a file. What its keys mean stands in README.md.
 
+use crate::files;
 use crate::ranks::{Model, Recipe};
 use crate::steps::{Compute, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
@@ -117,10 +118,7 @@ impl Cell {
 
     /// All cells of a folder, by name.
     pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
-        let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
-        let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-        paths.retain(|path| path.extension().is_some_and(|end| end == "toml"));
-        paths.sort();
+        let paths = files::in_folder(folder, |name| name.ends_with(".toml"))?;
         ensure!(!paths.is_empty(), "{} has no cells (files NAME.toml)", folder.display());
         paths.iter().map(|path| Self::read(path)).collect()
     }

@@ -1,7 +1,7 @@
 //! The cells of the suite, drawn once: a Latin hypercube over length of phases, ranks, model, momentum and communication.
 
 use crate::cells::{Cell, Odd, Phase};
-use crate::fixed;
+use crate::fixed::{self, rounded};
 use crate::ranks::Model;
 use crate::steps::Stragglers;
 use anyhow::Result;
@@ -185,9 +185,9 @@ pub fn drawn() -> Vec<Cell> {
     };
     let mut cells: Vec<Cell> = families.iter().copied().enumerate().map(&mut cell).collect();
     // Half to twice the time of the table, drawn last: whoever draws one more number here leaves the rest as it is.
-    cells.iter_mut().for_each(|cell| cell.codec_factor = round(2f64.powf(rng.random_range(-1.0..1.0))));
+    cells.iter_mut().for_each(|cell| cell.codec_factor = rounded(2f64.powf(rng.random_range(-1.0..1.0))));
     for cell in &mut cells {
-        let mut factor = |name: &str| (name.to_owned(), round(2f64.powf(rng.random_range(-0.8..0.8))));
+        let mut factor = |name: &str| (name.to_owned(), rounded(2f64.powf(rng.random_range(-0.8..0.8))));
         cell.codec_factors = COMPRESSORS.iter().map(|name| factor(name)).collect();
     }
     cells
@@ -212,11 +212,11 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
     let values_per_second = (drawn.values_factor * own / drawn.compute_s).min(0.3 * ratio / software);
     let widest = drawn.phases.iter().map(|phase| phase.up_mbit.max(phase.down_mbit)).fold(0.0, f64::max);
     let cell = |compute_s: f64, mbit: f64| {
-        let mut cell = Cell { compute_s: round(compute_s), ..drawn.clone() };
-        cell.values_factor = round(values_per_second * cell.compute_s / own);
+        let mut cell = Cell { compute_s: rounded(compute_s), ..drawn.clone() };
+        cell.values_factor = rounded(values_per_second * cell.compute_s / own);
         for phase in &mut cell.phases {
-            phase.up_mbit = round(phase.up_mbit * mbit / widest);
-            phase.down_mbit = round(phase.down_mbit * mbit / widest);
+            phase.up_mbit = rounded(phase.up_mbit * mbit / widest);
+            phase.down_mbit = rounded(phase.down_mbit * mbit / widest);
         }
         cell
     };
@@ -232,12 +232,7 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
     }
     let fitted = cell(compute_s, 10f64.powf(high));
     let came = fixed::dense_transfers(&fitted, truth)? / fitted.compute_s;
-    Ok(Cell { communication_ratio: round(came), ..fitted })
-}
-
-/// To five significant digits, as in the files.
-fn round(x: f64) -> f64 {
-    format!("{x:.4e}").parse().unwrap_or(x)
+    Ok(Cell { communication_ratio: rounded(came), ..fitted })
 }
 
 struct Drawn {
@@ -268,10 +263,10 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
     let base_mbit = bytes * 8.0 / 1e6 * mean / (ratio * compute_s);
     let own = model.network().parameters() as f64;
     let phase = |level: &Level| Phase {
-        seconds: round(phase_s * rng.random_range(0.85..1.15)),
-        latency_ms: round(level.latency_ms),
-        up_mbit: round(base_mbit * level.up),
-        down_mbit: round(base_mbit * level.down),
+        seconds: rounded(phase_s * rng.random_range(0.85..1.15)),
+        latency_ms: rounded(level.latency_ms),
+        up_mbit: rounded(base_mbit * level.up),
+        down_mbit: rounded(base_mbit * level.down),
         nics: level.nics.clone(),
     };
     Cell {
@@ -285,11 +280,11 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
         batch: 128,
         steps,
         seeds: vec![1, 2, 3],
-        compute_s: round(compute_s),
-        values_factor: round(values / own),
+        compute_s: rounded(compute_s),
+        values_factor: rounded(values / own),
         codec_factor: 1.0,
         codec_factors: BTreeMap::new(),
-        communication_ratio: round(ratio),
+        communication_ratio: rounded(ratio),
         ranks_per_nic,
         stragglers: Stragglers { spread: 0.03, pause_share: 0.002, pause: 3.0 },
         phases: levels.iter().map(phase).collect(),

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use std::path::Path;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
 
 /// Replaces a file; who reads it meanwhile, or after a crash, finds the old one or the new one.
 pub fn write(path: &Path, text: &str) -> Result<()> {
@@ -17,6 +18,21 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(value).with_context(|| format!("failed to write {} as JSON", path.display()))?;
     write(path, &(text + "\n"))
+}
+
+/// What a file of JSON holds.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("failed to read {}", path.display()))
+}
+
+/// The files of a folder whose names are wanted, in their order.
+pub fn in_folder(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.retain(|path| wanted(&path.file_name().unwrap_or_default().to_string_lossy()));
+    paths.sort();
+    Ok(paths)
 }
 
 /// A digest of values, of 16 hexadecimal digits.

@@ -102,11 +102,6 @@ pub enum Way {
 }
 
 impl Curve {
-    /// Its points.
-    pub fn points(&self) -> Vec<Point> {
-        (0..).step_by(TEST_EVERY as usize).zip(&self.losses).map(|(steps, loss)| Point { steps, loss: *loss }).collect()
-    }
-
     /// The exchanges of a step.
     fn exchanged(&self, step: u64, world: usize) -> Vec<Exchanged> {
         let carried = |round: &MeanRound| {
@@ -153,6 +148,16 @@ impl Means {
     }
 }
 
+/// Losses as points of a curve, one every [`TEST_EVERY`] steps, the first before any.
+pub fn points(losses: &[f64]) -> Vec<Point> {
+    (0..).step_by(TEST_EVERY as usize).zip(losses).map(|(steps, loss)| Point { steps, loss: *loss }).collect()
+}
+
+/// A loss as JSON can hold it, which has no NaN.
+pub fn finite(loss: f64) -> f64 {
+    if loss.is_finite() { loss } else { 1e9 }
+}
+
 /// To five significant digits: what the files keep.
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.4e}").parse().unwrap_or(x)
@@ -178,8 +183,7 @@ pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &Setting) ->
             losses.push(ranks.test().loss);
         }
     }
-    // JSON has no NaN.
-    losses.iter_mut().for_each(|loss| *loss = if loss.is_finite() { rounded(*loss) } else { 1e9 });
+    losses.iter_mut().for_each(|loss| *loss = rounded(finite(*loss)));
     let accuracy = ranks.test().accuracy;
     Ok(Curve { setting: setting.clone(), losses, accuracy, rounds: means.rounds(), diverged })
 }
@@ -210,8 +214,7 @@ impl Curves {
         if !path.exists() {
             return Ok(None);
         }
-        let text = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
-        let curves: Self = serde_json::from_str(&text).with_context(|| format!("failed to read {}", path.display()))?;
+        let curves: Self = files::read_json(&path)?;
         Ok((curves.recipe == *recipe).then_some(curves))
     }
 
@@ -337,11 +340,10 @@ pub fn bucket_values(model: Model) -> Vec<usize> {
     buckets(&model.network()).iter().map(|layout| layout.range.len()).collect()
 }
 
-/// Seconds of a step, in the mean over the first of them, with the network as it is in one phase.
+/// Seconds of a step, in the mean over the cell's steps, with the network as it is in one phase.
 pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64, curve: &Curve) -> Result<f64> {
-    const STEPS: u64 = 40;
-    let alone = Cell { phases: vec![phase.clone()], steps: STEPS, ..cell.clone() };
-    Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / STEPS as f64)
+    let alone = Cell { phases: vec![phase.clone()], ..cell.clone() };
+    Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / cell.steps as f64)
 }
 
 /// Seconds that a dense step's transfers take without computing beside them, in the mean over the phases of a cell.
@@ -351,11 +353,8 @@ pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
     let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64 }];
     let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
     let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
-    let seconds = |phase: &Phase| -> Result<f64> {
-        let phases = vec![phase.clone()];
-        let alone = Cell { phases, stragglers, steps: STEPS, compute_s: 1e-6, ..cell.clone() };
-        Ok(replay(&alone, truth, 1, &curve)?.last().copied().unwrap_or_default() / STEPS as f64)
-    };
+    let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, ..cell.clone() };
+    let seconds = |phase: &Phase| step_in_phase(&idle, phase, truth, 1, &curve);
     let all: Vec<f64> = cell.phases.iter().map(seconds).collect::<Result<_>>()?;
     Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)
 }

@@ -5,7 +5,8 @@
 //! time of these steps. A setting that does not reach the target is compared over all of its steps.
 
 use crate::cells::Cell;
-use crate::fixed::{self, TEST_EVERY};
+use crate::files;
+use crate::fixed;
 use crate::ranks::{Data, Recipe};
 use crate::score::{self, Point};
 use anyhow::{Context, Result, ensure};
@@ -32,33 +33,19 @@ pub struct Ran {
     pub seed: u64,
     /// When each step ended on all ranks, seconds since the start.
     pub ends: Vec<f64>,
-    /// Test losses every [`TEST_EVERY`] steps, the first before any.
+    /// Test losses every [`fixed::TEST_EVERY`] steps, the first before any.
     pub losses: Vec<f64>,
 }
 
 impl Ran {
     /// All of a folder, by name of the file.
     pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
-        let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
-        let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-        paths.retain(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("result-") && name.ends_with(".json")
-        });
-        paths.sort();
-        let read = |path: &std::path::PathBuf| {
-            let text = std::fs::read_to_string(path)?;
-            Ok(serde_json::from_str(&text)?)
-        };
-        paths
-            .iter()
-            .map(|path| read(path).map_err(|e: anyhow::Error| e.context(format!("failed to read {}", path.display()))))
-            .collect()
+        let is_result = |name: &str| name.starts_with("result-") && name.ends_with(".json");
+        files::in_folder(folder, is_result)?.iter().map(|path| files::read_json(path)).collect()
     }
 
     fn smoothed(&self) -> Vec<Point> {
-        let points = (0..).step_by(TEST_EVERY as usize).zip(&self.losses);
-        score::smooth(&points.map(|(steps, loss)| Point { steps, loss: *loss }).collect::<Vec<_>>())
+        score::smooth(&fixed::points(&self.losses))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, Ran};
+use crate::adaptive::{self, Change, Ran};
 use crate::agents::Agents;
-use crate::baselines::{Adapted, Baselines, Course, Record, Script, oracle_script, random_script};
+use crate::baselines::{Adapted, Baselines, Course, Record, oracle_script, random_script};
 use crate::cells::Cell;
 use crate::files;
 use crate::fixed::{self, Curves, DENSE, Library};
@@ -25,9 +25,9 @@ pub enum Who {
     /// Agents and controller, as they are shipped.
     Flexcomm,
     /// Who knows the best fixed setting of each phase.
-    Oracle(Script),
+    Oracle(Vec<Change>),
     /// Any fixed setting at each change.
-    Random(Script),
+    Random(Vec<Change>),
 }
 
 /// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
@@ -146,21 +146,14 @@ pub struct All {
 
 /// All results of a folder, by name.
 pub fn read_records(folder: &Path) -> Result<Vec<Record>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
-    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
-    paths.sort();
-    let of =
-        |path: &PathBuf| read(path).with_context(|| format!("failed to read {} as a cell's results", path.display()));
-    paths.iter().map(of).collect()
+    let of = |path: &PathBuf| {
+        files::read_json(path).with_context(|| format!("failed to read {} as a cell's results", path.display()))
+    };
+    files::in_folder(folder, |name| name.ends_with(".json"))?.iter().map(of).collect()
 }
 
 fn path_of(folder: &Path, cell: &str) -> PathBuf {
     folder.join(format!("{cell}.json"))
-}
-
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
 }
 
 impl Suite {
@@ -205,8 +198,9 @@ impl Suite {
             binary: self.binary.clone(),
             flexcomm: Vec::new(),
         };
-        let kept: Option<Baselines> = read(&path_of(&self.baselines, &cell.name));
-        let before: Option<Record> = self.resume.then(|| read(&path_of(&self.results, &cell.name))).flatten();
+        let kept: Option<Baselines> = files::read_json(&path_of(&self.baselines, &cell.name)).ok();
+        let before: Option<Record> =
+            self.resume.then(|| files::read_json(&path_of(&self.results, &cell.name)).ok()).flatten();
         if let Some(before) = before
             && self.valid(job, &before.baselines)?
         {
@@ -334,8 +328,8 @@ impl Suite {
                 let elapsed = begun.elapsed().as_secs_f64();
                 let (number, count, seconds) = (done.len(), jobs.len(), began.elapsed().as_secs_f64());
                 let minutes = elapsed * (1.0 - share) / share / 60.0;
-                let said = done.last().map_or(String::new(), |(.., result)| told(result));
-                eprintln!("[{number}/{count}] {}: {said}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
+                let outcome = done.last().map_or(String::new(), |(.., result)| in_words(result));
+                eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
         };
         std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
@@ -352,7 +346,7 @@ impl Suite {
     }
 }
 
-fn told(result: &Result<Record>) -> String {
+fn in_words(result: &Result<Record>) -> String {
     match result {
         Ok(record) => {
             let best = record.baselines.best_fixed().unwrap_or_default();
@@ -543,7 +537,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         assert_eq!(world.runs(&Suite { binary: "b".into(), ..world.suite() }), 2, "another program decides");
         // Kept baselines hold for any program, and serve runs with fewer seeds.
-        let Record { baselines, flexcomm, .. } = read(&path).unwrap();
+        let Record { baselines, flexcomm, .. } = files::read_json(&path).unwrap();
         let kept = Baselines { recorded: flexcomm, ..baselines };
         files::write_json(&world.path("baselines").join(format!("{}.json", cell().name)), &kept).unwrap();
         let anew = Suite { resume: false, ..world.suite() };

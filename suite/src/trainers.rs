@@ -38,7 +38,7 @@ const JOB: &str = "suite";
 pub struct Around<'a, B: Beside> {
     /// With its clock.
     pub net: &'a mut Net<B::Token>,
-    /// Who is told what trainers say.
+    /// Who gets what trainers report.
     pub beside: &'a mut B,
 }
 

@@ -109,7 +109,7 @@ fn a_curve_takes_longer_on_a_slower_network_and_the_same_each_time() {
     assert_eq!(Curves::read(folder.path(), &curves.recipe).unwrap(), Some(curves.clone()));
     let other = Recipe { batch: 64, ..curves.recipe };
     assert_eq!(Curves::read(folder.path(), &other).unwrap(), None, "another job's");
-    let smoothed = score::smooth(&curves.curves[0].points());
+    let smoothed = score::smooth(&fixed::points(&curves.curves[0].losses));
     assert!(score::steps_to(&smoothed, smoothed[0].loss) == Some(0.0));
 }
 

@@ -47,24 +47,28 @@ fn mean_us(steps: &[StepRecord]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn steps(step_us: f64, count: u64) -> Vec<StepRecord> {
-        let record = |step| StepRecord {
+    /// A step of a microsecond.
+    pub(crate) fn record(step: u64) -> StepRecord {
+        StepRecord {
             step,
-            compute_us: 0.0,
+            compute_us: 1.0,
             comp_us: 0.0,
             sync_us: 0.0,
             wait_us: None,
-            step_us,
+            step_us: 1.0,
             bytes_sent: 0,
             gain: 1.0,
             energy: None,
             loss: None,
             accuracy: None,
-        };
-        (0..count).map(record).collect()
+        }
+    }
+
+    fn steps(step_us: f64, count: u64) -> Vec<StepRecord> {
+        (0..count).map(|step| StepRecord { step_us, ..record(step) }).collect()
     }
 
     #[test]

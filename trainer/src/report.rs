@@ -121,20 +121,10 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
+    /// With what JSON cannot hold.
     fn record(step: u64) -> StepRecord {
-        StepRecord {
-            step,
-            compute_us: 1.0,
-            comp_us: 0.0,
-            sync_us: 0.0,
-            wait_us: None,
-            step_us: 1.0,
-            bytes_sent: 0,
-            gain: 0.0,
-            energy: Some(f64::INFINITY),
-            loss: Some(f64::NAN),
-            accuracy: None,
-        }
+        let (energy, loss) = (Some(f64::INFINITY), Some(f64::NAN));
+        StepRecord { gain: 0.0, energy, loss, ..crate::pace::tests::record(step) }
     }
 
     /// What an agent reads when this is reported.

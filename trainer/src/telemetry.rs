@@ -122,24 +122,12 @@ impl Telemetry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pace::tests::record;
 
     /// The first steps of what runs are reported every 200 ms, by the time that is given, counted from the first one.
     #[test]
     fn steps_gather_until_they_are_due() {
         let mut telemetry = Telemetry::new(JobId::new("j").unwrap(), Rank(0));
-        let record = |step| StepRecord {
-            step,
-            compute_us: 1.0,
-            comp_us: 0.0,
-            sync_us: 0.0,
-            wait_us: None,
-            step_us: 1.0,
-            bytes_sent: 0,
-            gain: 1.0,
-            energy: None,
-            loss: None,
-            accuracy: None,
-        };
         let mut counts = Vec::new();
         for step in 0..10 {
             let now = Duration::from_millis(70 * (step + 1));

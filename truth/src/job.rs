@@ -106,7 +106,7 @@ pub struct Software {
     /// Exchanges of a rank that are under way at once (Gloo: 2, by the threads of its process group).
     #[serde(default = "one")]
     pub at_once: u32,
-    /// Whether a message leaves only when its receiver has said that it waits for it (Gloo's unbound buffers): a round then takes
+    /// Whether a message leaves only when its receiver has asked for it (Gloo's unbound buffers): a round then takes
     /// latency there and back.
     #[serde(default)]
     pub rendezvous: bool,

@@ -12,9 +12,9 @@ use std::time::Duration;
 /// A commented file with every key; parsed by a test.
 pub const SAMPLE: &str = include_str!("sample.toml");
 
-/// Share of the link's capacity that throughput tests may take, where nothing else is said.
+/// Share of the link's capacity that throughput tests may take, unless configured.
 pub const PROBE_SHARE: f64 = 0.01;
-/// How often a link is reported that does not change, where nothing else is said.
+/// How often a link is reported that does not change, unless configured.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest configuration file, in bytes.
 const MAX_FILE: u64 = 256 * 1024;

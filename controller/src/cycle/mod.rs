@@ -149,7 +149,7 @@ async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
         None => apply::apply(app, &gathered, &decided).await?,
         Some(_) => app.counters.refused_decisions.inc(),
     }
-    record::record(app, &gathered, &decided.outcome, refused).await
+    record::record(app, gathered, &decided.outcome, refused).await
 }
 
 #[cfg(test)]

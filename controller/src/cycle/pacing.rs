@@ -38,7 +38,7 @@ impl Pacing {
         Self { tick, debounce, next_tick, next_trim, woken, ended }
     }
 
-    /// When the next pass begins. One that news asked for comes first: what is there at the tick is told with it.
+    /// When the next pass begins. One that news asked for comes first, and looks at what is there at the tick, too.
     pub fn next(&self) -> Duration {
         self.woken.unwrap_or(self.next_tick)
     }

@@ -13,17 +13,17 @@ use crate::store::IntervalRow;
 /// Keeps what was seen, and why the outcome was not applied.
 pub async fn record(
     app: &App,
-    gathered: &Gathered,
+    gathered: Gathered,
     outcome: &Outcome,
     refused: Option<String>,
 ) -> Result<(), CycleError> {
     let report = &outcome.report;
-    let prediction = prediction(gathered, report);
-    let newest = measure(app, gathered, prediction).await?;
-    fit(app, gathered).await?;
-    let fitted_trial = fit_trial(app, gathered, outcome).await?;
+    let prediction = prediction(&gathered, report);
+    let newest = measure(app, &gathered, prediction).await?;
+    fit(app, &gathered).await?;
+    let fitted_trial = fit_trial(app, &gathered, outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
-    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| Arc::new(gathered.snapshot.clone()));
+    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| Arc::new(gathered.snapshot));
     let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
     let doubts = app.doubts.lock().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
     let mut statuses = app.statuses.lock();

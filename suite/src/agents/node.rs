@@ -1,4 +1,4 @@
-//! One agent: what it is told and when is the network's, what it makes of it the shipped agent's.
+//! One agent: what reaches it and when is the network's, what it makes of it the shipped agent's.
 
 use super::test::{self, Outcome, Test, Word};
 use super::{Answer, Call, Letter, Timer, World, address, json_bytes, rank_at};
@@ -526,7 +526,7 @@ impl Node {
 
     /// Something of a test of this agent's arrived, here or at its peer.
     pub(super) fn test_word(&mut self, world: &mut World<'_>, number: u64, word: Word) {
-        self.of_test(world, number, |test, wires| test.heard(wires, word));
+        self.of_test(world, number, |test, wires| test.arrived(wires, word));
     }
 
     fn look_at_test(&mut self, world: &mut World<'_>, number: u64) {

@@ -63,7 +63,7 @@ pub(super) struct Test {
     sending: Option<Sending>,
     receiving: Option<Receiving>,
     is_sent: bool,
-    /// What the sender said that it sent.
+    /// What the sender reports to have sent.
     sent: Option<u64>,
     is_stopped: bool,
     found: Option<Rate>,
@@ -110,7 +110,7 @@ impl Test {
     }
 
     /// Something arrived at either side. The outcome ends the test.
-    pub(super) fn heard(&mut self, wires: &mut Wires<'_>, word: Word) -> Option<Outcome> {
+    pub(super) fn arrived(&mut self, wires: &mut Wires<'_>, word: Word) -> Option<Outcome> {
         let now = wires.network.now();
         match word {
             Word::Hand(1) => self.receive(wires),

@@ -7,7 +7,7 @@ use crate::ranks::{Carried, Exchanged};
 use crate::steps::{Compute, Stragglers, Timeline};
 use flexcomm_compression::codec::Element;
 use flexcomm_controller::RawConfig;
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{CodecBytes, Strategy};
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Gather};
 use flexcomm_wire::{AppliedReport, CodecInfo, LinkReport, PROTOCOL, ReportBody, StepRecord, StepsReport};
@@ -24,16 +24,8 @@ fn cell(world: usize, ranks_per_nic: usize, phases: Vec<Phase>) -> Cell {
 }
 
 fn hello(rank: usize, world: usize) -> Hello {
-    let codec = |text: &&str| CodecInfo {
-        compressor: (*text).to_owned(),
-        header_bytes: 16,
-        index_bytes: 4.0,
-        index_coding: None,
-        value_bytes: 4.0,
-        rounds: 1,
-        times: None,
-        on_request: false,
-    };
+    let bytes = CodecBytes { header_bytes: 16, ..CodecBytes::PAPER };
+    let codec = |text: &&str| CodecInfo::new(text.parse().unwrap(), bytes);
     Hello {
         protocol: PROTOCOL,
         job: "j".parse().unwrap(),
