@@ -1,46 +1,33 @@
-"""Coefficients of the suite's truth, as this machine has them: a file for `flexcomm-suite ... --truth FILE`.
+"""What the suite's truth is fitted to: how long this machine takes for collectives, computing and steps, as JSON.
 
     python bench/experiment.py --calibrate --out target/calibration     # as root: ranks in user-mode Linux, links of 5 ms without limits
-    python bench/calibrate.py --ranks 2                                 # ranks on this host's loopback
+    python bench/calibrate.py --ranks 2 > measured.json                 # ranks on this host's loopback
+    flexcomm-suite calibrate measured.json --out truth.toml             # coefficients with which the truth takes as long
 
 Measured: a round trip of one byte over TCP, Gloo's collectives of several sizes, steps of the perceptron without any exchange, and
-under every setting. Fitted to that: seconds to begin a collective, for each message and each byte received; what is left of a
-setting's step beside that and computing is compressing and decompressing, shared out between the two as in truth.toml. All ranks
-work at once, so where they share a processor (user-mode Linux has one) the coefficients hold that. Links without any latency
-would keep that processor busy all the time, and messages take several times as long then as in any cell.
+under every setting. All ranks work at once, so where they share a processor (user-mode Linux has one) the coefficients hold that.
+Links without any latency would keep that processor busy all the time, and messages take several times as long then as in any cell.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import pathlib
 import re
 import socket
 import statistics
-import sys
 import time
 from typing import Any, Callable
-
-import numpy as np
-
-TRUTH = pathlib.Path(__file__).resolve().parents[2] / "truth" / "src" / "truth.toml"
 
 SIZES = (64, 4096, 65536, 262144, 1048576)
 #: Collectives in a row, and how many such rows.
 ROW, ROWS = 4, 25
 ECHOES, STEPS, WARM_UP, BATCH = 300, 40, 5, 16
 ECHO_PORT = 29_600
-
-#: The perceptron's parameters, and DDP's buckets.
-VALUES, BUCKETS = 235_146, 3
-#: Of an allreduce's blocks in Gloo's ring; and collectives that it runs at once.
-SEGMENTS, AT_ONCE = 2, 2
 
 
 # What ranks do
@@ -53,6 +40,8 @@ def measure(settings: list[str], latency_s: float, rows: int = ROWS) -> dict[str
     return {
         "world": dist.get_world_size(),
         "latency_s": latency_s,
+        "row": ROW,
+        "batch": BATCH,
         "round_trip_s": round_trip(),
         "collectives": [collective(what, size, rows) for what in ("all_reduce", "all_gather", "broadcast") for size in SIZES],
         "compute_s": computing() if settings else 0.0,
@@ -147,136 +136,17 @@ def computing() -> float:
 
 
 def steps(setting: str) -> dict[str, float]:
-    """The median step, and the bytes that it sends."""
-    from cell_rank import attached, sent_bytes
+    """The median step."""
+    from cell_rank import attached
 
     training, ends = Training(), []
     session = attached(setting, 0, training.model, training.optimizer)
-    for number in range(WARM_UP + STEPS):
-        if number == WARM_UP:
-            before = sent_bytes()
+    for _ in range(WARM_UP + STEPS):
         training.step()
         ends.append(time.perf_counter())
-    sent = (sent_bytes() - before) / STEPS
     session.close()
     took = [end - start for start, end in itertools.pairwise(ends[WARM_UP - 1 :])]
-    return {"seconds": statistics.median(took), "sent_bytes": sent}
-
-
-# What follows from it
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """Of Gloo's algorithms, which are rings and a binomial tree: what a collective costs a rank."""
-
-    #: Messages that a rank handles one after the other, those of segments side by side counted singly.
-    messages: int
-    #: Latencies there and back: a message leaves when its receiver has asked for it.
-    round_trips: float
-    #: Bytes that a rank receives, over those of its part.
-    received: float
-
-
-def shape(what: str, world: int) -> Shape:
-    depth = math.ceil(math.log2(world))
-    return {
-        "all_reduce": Shape(SEGMENTS * 2 * (world - 1), 2 * (world - 1), 2 * (world - 1) / world),
-        "all_gather": Shape(world - 1, world - 1, world - 1),
-        # All ask for it at once: only the first round waits for that.
-        "broadcast": Shape(depth, (depth + 1) / 2, depth),
-    }[what]
-
-
-def software(measured: dict[str, Any], key: str = "seconds") -> dict[str, float]:
-    """Least squares of relative errors, no coefficient below 0. `key`: "first_decile" where others keep the machine busy."""
-    world, round_trip = measured["world"], measured["round_trip_s"]
-    rows, seconds = [], []
-    for one in measured["collectives"]:
-        of = shape(one["what"], world)
-        rows.append([1.0, of.messages, of.received * one["bytes"]])
-        seconds.append(max(one[key] - of.round_trips * round_trip, 1e-6))
-    scaled = np.array(rows) / np.array(seconds)[:, None]
-    best, least = np.zeros(3), math.inf
-    for chosen in (c for size in (1, 2, 3) for c in itertools.combinations(range(3), size)):
-        found = np.zeros(3)
-        found[list(chosen)] = np.linalg.lstsq(scaled[:, chosen], np.ones(len(seconds)), rcond=None)[0]
-        error = float(((scaled @ found - 1) ** 2).sum())
-        if (found >= 0).all() and error < least:
-            best, least = found, error
-    return {
-        "collective_s": float(best[0]), "round_s": float(best[1]), "byte_s": float(best[2]),
-        "stack_s": max(round_trip - 2 * measured["latency_s"], 0.0), "error": math.sqrt(least / len(seconds)),
-    }
-
-
-def collectives_of(setting: str) -> list[str]:
-    """Of a bucket."""
-    if setting.endswith("/allgather"):
-        return ["all_gather"]
-    if "/art-ring" in setting:
-        return ["broadcast", "all_reduce"]
-    return ["all_reduce"] * (2 if setting.startswith("powersgd") else 1)
-
-
-def exchange(setting: str, measured: dict[str, Any], fitted: dict[str, float]) -> float:
-    """Seconds of a step's collectives by the fit."""
-    shapes = [shape(kind, measured["world"]) for kind in collectives_of(setting)]
-    software = sum(fitted["collective_s"] + of.messages * fitted["round_s"] for of in shapes)
-    waiting = sum(of.round_trips for of in shapes) * measured["round_trip_s"]
-    received = measured["steps"][setting]["sent_bytes"]
-    return float(BUCKETS * software + math.ceil(BUCKETS / AT_ONCE) * waiting + fitted["byte_s"] * received)
-
-
-def codecs(measured: dict[str, Any], fitted: dict[str, float], table: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Seconds per value by compressor."""
-    left = {
-        setting: one["seconds"] - exchange(setting, measured, fitted) - measured["compute_s"]
-        for setting, one in measured["steps"].items()
-    }
-    found: dict[str, list[tuple[float, float]]] = {}
-    for setting, seconds in left.items():
-        compressor = setting.split("/")[0].split("+")[0]
-        if compressor == "none":
-            continue
-        name = compressor.split("(")[0]
-        known = table.get(compressor) or table[name]
-        kept = float((re.search(r"k=([0-9.]+)", compressor) or [0, 0])[1])
-        ratio = (known["decompress_value_s"] + kept * known.get("decompress_kept_s", 0.0)) / (
-            known["compress_value_s"] + kept * known.get("compress_kept_s", 0.0)
-        )
-        messages = measured["world"] if setting.endswith("/allgather") else 1
-        compress = max(seconds, 0.0) / VALUES / (1 + messages * ratio)
-        found.setdefault(compressor, []).append((compress, ratio * compress))
-    means = {name: [statistics.fmean(part) for part in zip(*pairs)] for name, pairs in found.items()}
-    return {n: {"compress_value_s": c, "decompress_value_s": d} for n, (c, d) in means.items()}
-
-
-def as_toml(measured: dict[str, Any], fitted: dict[str, float], codec: dict[str, Any]) -> str:
-    """A truth file: what was measured here, and Linux's for the rest."""
-    lines = [
-        "# Written by python/bench/experiment.py --calibrate: coefficients of user-mode Linux, where all ranks share one processor;",
-        f"# measured with {measured['world']} ranks on links of {1e3 * measured['latency_s']:g} ms without limits. A step computes for",
-        f"# {measured['compute_s']:.4f} s (`compute_s` of cells); collectives of {SIZES[0]} B to {SIZES[-1]} B are within {100 * fitted['error']:.0f} % of the fit (root mean square).",
-        "", "# netem's queue holds 100,000 packets: nothing is lost.", "buffer_bytes = 1e8",
-        "# Gloo gathers around a ring.", 'gather = "ring"', "",
-        "[tcp]", "segment_bytes = 1448.0", "initial_segments = 10.0", "window_bytes = 6e6", "timeout_s = 0.2", "tail_loss_share = 0.3",
-        f"stack_s = {fitted['stack_s']:.4g}", "",
-        "[software]", *(f"{key} = {fitted[key]:.4g}" for key in ("collective_s", "round_s", "byte_s")),
-        "# As seen on links of 20 ms: an allreduce of 4 ranks takes twelve latencies, two at once as long as one.",
-        f"at_once = {AT_ONCE}", "rendezvous = true", f"segments = {SEGMENTS}",
-    ]
-    for name, seconds in codec.items():
-        lines += ["", f'[codec."{name}"]', *(f"{key} = {value:.4g}" for key, value in seconds.items())]
-    return "\n".join(lines) + "\n"
-
-
-def written(measured: dict[str, Any]) -> str:
-    """The file that follows from what was measured."""
-    import tomllib
-
-    fitted = software(measured)
-    return as_toml(measured, fitted, codecs(measured, fitted, tomllib.loads(TRUTH.read_text())["codec"]))
+    return {"seconds": statistics.median(took)}
 
 
 def set_compute(cells: pathlib.Path, seconds: float) -> None:
@@ -297,8 +167,6 @@ def loopback_rank(rank: int, world: int, rows: int) -> None:
     measured = measure([], 0.0, rows)
     if rank == 0:
         print(json.dumps(measured, indent=1))
-        for key in ("seconds", "first_decile"):
-            print(key, json.dumps(software(measured, key)), file=sys.stderr)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -119,7 +119,7 @@ def arguments() -> argparse.Namespace:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--schedule", choices=SCHEDULES, default="c1")
     kind.add_argument("--cell", type=pathlib.Path, help="a cell of the suite; its world and seeds count")
-    kind.add_argument("--calibrate", action="store_true", help="measure a truth file, uml.toml, instead of training; sets compute_s of suite/reality/*.toml")
+    kind.add_argument("--calibrate", action="store_true", help="measure what a truth file is fitted to, measured.json, instead of training; sets compute_s of suite/reality/*.toml")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps-per-epoch", type=int, default=6)
     parser.add_argument("--divisor", type=float, default=250.0, help="of the paper's bandwidths")
@@ -227,10 +227,8 @@ def outside(plan: dict[str, Any]) -> None:
         if not (out / "measured.json").exists():
             raise SystemExit(f"nothing was measured; see {out}/inside.log and {out}/rank*.log")
         measured = json.loads((out / "measured.json").read_text())
-        text = calibrate.written(measured)
-        (out / "uml.toml").write_text(text)
         calibrate.set_compute(HERE.parents[1] / "suite" / "reality", measured["compute_s"])
-        print(text)
+        print(f"{out}/measured.json; `flexcomm-suite calibrate` makes a truth file of it")
         return
     results = [json.loads(p.read_text()) for p in sorted(out.glob("result-*.json"))]
     if not results:

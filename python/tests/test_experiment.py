@@ -107,39 +107,8 @@ def test_a_cells_seeds_count_and_its_table_is_written(experiment, plan, tmp_path
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
 
 
-def test_coefficients_are_found_again(experiment, tmp_path):
-    import tomllib
-
-    calibrate = experiment.calibrate
-    planted = {"collective_s": 1e-3, "round_s": 2e-4, "byte_s": 3e-9, "stack_s": 1e-4}
-    round_trip = 2 * 5e-3 + planted["stack_s"]
-
-    def seconds(what, size):
-        of = calibrate.shape(what, 4)
-        return (
-            planted["collective_s"] + of.messages * planted["round_s"] + of.round_trips * round_trip
-            + of.received * size * planted["byte_s"]
-        )
-
-    collectives = [
-        {"what": what, "bytes": size, "seconds": seconds(what, size)}
-        for what in ("all_reduce", "all_gather", "broadcast") for size in calibrate.SIZES
-    ]
-    # Three collectives of a bucket each, 10 ms of computing, 5 ns per value for a compressor on top.
-    sent = {"none/dense-ring": 1.4e6, "topk(k=0.01)+ef(vanilla)/allgather": 4e4}
-    steps = {s: {"sent_bytes": b, "seconds": 0.0} for s, b in sent.items()}
-    measured = {"world": 4, "round_trip_s": round_trip, "latency_s": 5e-3, "compute_s": 0.01, "collectives": collectives, "steps": steps}
-    for setting, step in steps.items():
-        codec = 0.0 if setting.startswith("none") else 5e-9 * calibrate.VALUES
-        step["seconds"] = calibrate.exchange(setting, measured, planted) + 0.01 + codec
-    fitted = calibrate.software(measured)
-    assert all(fitted[key] == pytest.approx(value, rel=1e-6) for key, value in planted.items()) and fitted["error"] < 1e-6
-    truth = tomllib.loads(calibrate.written(measured))
-    codec = truth["codec"]["topk(k=0.01)"]
-    assert truth["software"]["round_s"] == 2e-4 and truth["gather"] == "ring"
-    # Every rank's message is decompressed.
-    assert codec["compress_value_s"] + 4 * codec["decompress_value_s"] == pytest.approx(5e-9, rel=1e-3)
+def test_cells_compute_as_long_as_the_machine(experiment, tmp_path):
     cell = tmp_path / "c.toml"
     cell.write_text("steps = 1\ncompute_s = 0.05\n")
-    calibrate.set_compute(tmp_path, measured["compute_s"])
+    experiment.calibrate.set_compute(tmp_path, 0.01)
     assert cell.read_text() == "steps = 1\ncompute_s = 0.0100\n"

@@ -188,6 +188,14 @@ pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &Setting) ->
     Ok(Curve { setting: setting.clone(), losses, accuracy, rounds: means.rounds(), diverged })
 }
 
+/// A curve as far as it tells what a setting sends, which hangs on the strategy and hardly on what is learned.
+pub fn sizes(cell: &Cell, setting: &str, data: &Arc<Data>) -> Result<Curve> {
+    const STEPS: u64 = 8;
+    let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
+    let seed = cell.seeds.first().copied().unwrap_or_default();
+    train(Recipe { steps: STEPS, ..cell.recipe(seed) }, data, &(setting.to_owned(), strategy))
+}
+
 /// All fixed settings of a job and seed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curves {

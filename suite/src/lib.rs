@@ -5,11 +5,12 @@
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
 //! [`run`] does both for all cells and keeps a file for each ([`files`]); [`score`] makes seconds to a target and ratios of them,
 //! [`reaction`] times from changes to better strategies, [`summary`] and [`plot`] show all of it. [`reality`]
-//! compares with an experiment.
+//! compares with an experiment, [`calibrate`] fits the truth to a machine.
 
 pub mod adaptive;
 pub mod agents;
 pub mod baselines;
+pub mod calibrate;
 pub mod cells;
 pub mod families;
 pub mod files;

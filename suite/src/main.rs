@@ -5,13 +5,14 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
 use flexcomm_suite::baselines::{Baselines, Record};
+use flexcomm_suite::calibrate::{Level, Measured};
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, Ran};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
-use flexcomm_suite::{families, files, plot};
+use flexcomm_suite::{calibrate, families, files, plot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -92,6 +93,20 @@ enum Command {
     },
     /// Keeps the digest of the cells and the truth as the frozen one.
     Freeze,
+    /// Coefficients with which the truth takes as long as a machine on which python/bench/calibrate.py measured.
+    Calibrate {
+        /// What was measured (measured.json).
+        measured: PathBuf,
+        /// The file for --truth.
+        #[arg(long)]
+        out: PathBuf,
+        /// What was not measured.
+        #[arg(long, default_value = "truth/src/truth.toml")]
+        base: PathBuf,
+        /// Fits to each collective's first decile, where other processes kept the machine busy, not to the median.
+        #[arg(long)]
+        first_decile: bool,
+    },
     /// What an experiment's settings took (python/bench/experiment.py --cell) beside what the truth says.
     Compare {
         /// The experiment's --out; compare.json is written there.
@@ -175,6 +190,15 @@ fn main() -> Result<()> {
         Command::Freeze => {
             let digest = run::frozen_digest(&Cell::read_all(CELLS.as_ref())?, &Coefficients::frozen())?;
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
+        }
+        Command::Calibrate { measured, out, base, first_decile } => {
+            let level = if first_decile { Level::FirstDecile } else { Level::Median };
+            let measured: Measured = files::read_json(&measured)?;
+            let data = Shared::new(DEFAULT_FOLDER.into()).of(measured.world)?;
+            let calibrated = calibrate::calibrate(&measured, level, &self::truth(Some(&base))?, &data)?;
+            files::write(&out, &toml::to_string(&calibrated.truth).context("failed to write coefficients as TOML")?)?;
+            print!("{calibrated}");
+            Ok(())
         }
         Command::Compare { results, cell, truth } => compare_with_reality(&results, &cell, &truth),
     }

@@ -7,10 +7,9 @@
 use crate::cells::Cell;
 use crate::files;
 use crate::fixed;
-use crate::ranks::{Data, Recipe};
+use crate::ranks::Data;
 use crate::score::{self, Point};
 use anyhow::{Context, Result, ensure};
-use flexcomm_domain::Strategy;
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,9 +19,6 @@ use std::sync::Arc;
 
 /// The experiment's name of a run that adapts; the truth has no curve of it.
 const ADAPTIVE: &str = "flexcomm";
-
-/// What is sent hangs on the strategy and hardly on what is learned: so many steps of training tell it.
-const STEPS_OF_SIZES: u64 = 8;
 
 /// One run of the experiment: a `result-*.json`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -151,9 +147,7 @@ pub fn compare(runs: &[Ran], cell: &Cell, truth: &Coefficients, data: &Arc<Data>
     ensure!(!by_setting.is_empty(), "the experiment has no result of a fixed setting");
     let mut settings = Vec::new();
     for (setting, runs) in by_setting {
-        let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
-        let short = Recipe { steps: STEPS_OF_SIZES, ..cell.recipe(cell.seeds[0]) };
-        let curve = fixed::train(short, data, &(setting.to_owned(), strategy))?;
+        let curve = fixed::sizes(cell, setting, data)?;
         let (mut measured, mut played, mut reached) = (Side::default(), Side::default(), true);
         for run in &runs {
             let target = dense.get(&run.seed).and_then(|dense| score::target(dense, 0.9));
@@ -227,8 +221,7 @@ mod tests {
 
     /// What an experiment would have shown where the truth is right.
     fn as_played(cell: &Cell, truth: &Coefficients, data: &Arc<Data>, setting: &str, losses: [f64; 3]) -> Ran {
-        let short = Recipe { steps: STEPS_OF_SIZES, ..cell.recipe(1) };
-        let curve = fixed::train(short, data, &(setting.to_owned(), setting.parse().unwrap())).unwrap();
+        let curve = fixed::sizes(cell, setting, data).unwrap();
         let ends = fixed::replay(cell, truth, 1, &curve).unwrap();
         Ran { setting: setting.to_owned(), seed: 1, ends, losses: losses.to_vec() }
     }

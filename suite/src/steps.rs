@@ -52,10 +52,10 @@ pub struct Stragglers {
 }
 
 /// Programs of collectives, made once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Programs {
     /// How blocks are gathered.
-    pub gather: Gather,
+    gather: Gather,
     made: BTreeMap<(Kind, usize), Arc<Program>>,
 }
 
@@ -86,6 +86,11 @@ fn program(schedule: &Schedule, bytes: f64, gathers: bool) -> Program {
 }
 
 impl Programs {
+    /// None yet.
+    pub fn new(gather: Gather) -> Self {
+        Self { gather, made: BTreeMap::new() }
+    }
+
     /// What a collective transfers whose ranks have parts of so many bytes.
     pub fn of(&mut self, carried: Carried, collective: Collective, world: u32, factor: f64) -> Result<Arc<Program>> {
         let kind = match carried.how {
@@ -132,8 +137,7 @@ const UPDATE: f64 = 0.03;
 impl Timeline {
     /// Of a job.
     pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers, gather: Gather) -> Self {
-        let programs = Programs { gather, ..Programs::default() };
-        Self { world, buckets, compute, stragglers, programs }
+        Self { world, buckets, compute, stragglers, programs: Programs::new(gather) }
     }
 
     /// Values that a bucket stands for.
@@ -206,7 +210,7 @@ mod tests {
     fn blocks_are_gathered_as_the_truth_has_it_and_only_allreduces_are_segmented() {
         let strategy: Strategy = "topk(k=0.01)+ef(vanilla)/allgather".parse().unwrap();
         let of = |gather, how| {
-            let mut programs = Programs { gather, ..Programs::default() };
+            let mut programs = Programs::new(gather);
             let made = programs.of(Carried { how, bytes: 8 }, strategy.collective(), 4, 1.0).unwrap();
             let received = made.ranks[1].iter().map(|round| round.received_bytes).sum::<f64>();
             (made.ranks[1].len(), received, made.segmented)
@@ -215,7 +219,7 @@ mod tests {
         assert_eq!(of(Gather::Ring, How::Gather), (3, 24.0, false));
         let dense: Strategy = "none/dense-ring".parse().unwrap();
         let sum = Carried { how: How::Sum(flexcomm_compression::codec::Element::F32), bytes: 8 };
-        let made = Programs::default().of(sum, dense.collective(), 4, 1.0).unwrap();
+        let made = Programs::new(Gather::Ring).of(sum, dense.collective(), 4, 1.0).unwrap();
         assert!(made.segmented && made.ranks[3].iter().all(|round| round.senders == [2]));
     }
 }

@@ -1,0 +1,357 @@
+//! Coefficients of the truth for a machine, from what `python/bench/calibrate.py` measured there: those with which the truth's own
+//! execution of the same collectives and steps takes as long.
+
+use crate::cells::{Cell, Net, Phase};
+use crate::fixed::{self, Curve};
+use crate::ranks::{Carried, Data, Model};
+use crate::steps::{self, Programs, Stragglers};
+use anyhow::{Context, Result, bail, ensure};
+use flexcomm_compression::codec::Element;
+use flexcomm_domain::Strategy;
+use flexcomm_exchange::How;
+use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Tcp};
+use flexcomm_truth::job::{self, Piece, Software, Stage, Step};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What was measured: the output of `calibrate.py`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Measured {
+    /// N.
+    pub world: usize,
+    /// Of every link, one way, seconds.
+    pub latency_s: f64,
+    /// One byte there and back over TCP, seconds.
+    pub round_trip_s: f64,
+    /// Bytes that fit into the links' queues; the truth's, where it is not given.
+    pub buffer_bytes: Option<f64>,
+    /// In rows of [`Measured::row`] each.
+    pub collectives: Vec<MeasuredCollective>,
+    /// Collectives one after the other, between two barriers.
+    pub row: usize,
+    /// Seconds of a step that exchanges nothing.
+    pub compute_s: f64,
+    /// Images of a rank in a step.
+    pub batch: usize,
+    /// Steps of the perceptron by strategy.
+    pub steps: BTreeMap<String, MeasuredStep>,
+}
+
+/// Seconds of one collective.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct MeasuredCollective {
+    /// torch's name of it: `all_reduce`, `all_gather`, `broadcast`.
+    pub what: String,
+    /// Of a rank's part.
+    pub bytes: usize,
+    /// The median.
+    pub seconds: f64,
+    /// The first decile.
+    pub first_decile: f64,
+}
+
+impl MeasuredCollective {
+    fn how(&self) -> Result<fn(u32) -> How> {
+        Ok(match self.what.as_str() {
+            "all_reduce" => |_| How::Sum(Element::F32),
+            "all_gather" => |_| How::Gather,
+            "broadcast" => How::Broadcast,
+            other => bail!("unknown collective {other}; known are all_reduce, all_gather and broadcast"),
+        })
+    }
+}
+
+/// Seconds of a step.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct MeasuredStep {
+    /// The median.
+    pub seconds: f64,
+}
+
+/// Which of the measured seconds count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// The median, on a machine that does nothing else.
+    Median,
+    /// The first decile, where others keep it busy.
+    FirstDecile,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calibrated {
+    /// For `--truth`.
+    pub truth: Coefficients,
+    /// By how much the truth's collectives are off, the root of the mean square of `truth / measured - 1`.
+    pub error: f64,
+    /// Each collective and step, as measured and by the truth, seconds.
+    pub rows: Vec<Row>,
+}
+
+/// A time on both sides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Of what.
+    pub what: String,
+    /// Seconds.
+    pub measured_s: f64,
+    /// The same.
+    pub truth_s: f64,
+}
+
+/// A bandwidth that is no limit.
+const UNLIMITED_MBIT: f64 = 1e5;
+/// Steps of which the median is taken, and those before them.
+const STEPS: u64 = 25;
+const WARM_UP: usize = 5;
+/// Rows of collectives, so that windows have grown in the last one.
+const ROWS: usize = 8;
+
+/// Fits the software's seconds to the collectives, then the compressors' to the steps. What is not measured is taken from `base`.
+pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &Arc<Data>) -> Result<Calibrated> {
+    let Measured { world, latency_s, round_trip_s, .. } = *measured;
+    ensure!(world >= 2 && measured.row > 0, "{world} ranks and rows of {} cannot be calibrated from", measured.row);
+    let tcp = Tcp { stack_s: (round_trip_s - 2.0 * latency_s).max(0.0), ..base.tcp };
+    let base = &Coefficients { tcp, buffer_bytes: measured.buffer_bytes.unwrap_or(base.buffer_bytes), ..base.clone() };
+    let cell = cell(measured);
+    let seconds = |one: &MeasuredCollective| match level {
+        Level::Median => one.seconds,
+        Level::FirstDecile => one.first_decile,
+    };
+    let times = |software: Software| -> Result<Vec<f64>> {
+        let truth = Coefficients { software, ..base.clone() };
+        measured.collectives.iter().map(|one| collective_s(&cell, &truth, one, measured.row)).collect()
+    };
+    let error = |software: Software| -> Result<f64> {
+        let ratios = times(software)?.into_iter().zip(&measured.collectives).map(|(s, one)| s / seconds(one) - 1.0);
+        let squares: Vec<f64> = ratios.map(|off| off * off).collect();
+        Ok((squares.iter().sum::<f64>() / squares.len().max(1) as f64).sqrt())
+    };
+    let mut truth = Coefficients { software: fitted(base.software, &error)?, ..base.clone() };
+    let error = error(truth.software)?;
+    let row = |(one, truth_s): (&MeasuredCollective, f64)| {
+        let what = format!("{} of {} bytes", one.what, one.bytes);
+        Row { what, measured_s: seconds(one), truth_s }
+    };
+    let mut rows: Vec<Row> = measured.collectives.iter().zip(times(truth.software)?).map(row).collect();
+    let curves = measured.steps.keys().map(|setting| Ok((setting, fixed::sizes(&cell, setting, data)?)));
+    let curves: BTreeMap<&String, Curve> = curves.collect::<Result<_>>()?;
+    for (name, found) in codecs(measured, &cell, &truth, &curves)? {
+        truth.codec.insert(name, found);
+    }
+    for (setting, step) in &measured.steps {
+        let truth_s = step_s(&cell, &truth, &curves[setting])?;
+        rows.push(Row { what: format!("a step by {setting}"), measured_s: step.seconds, truth_s });
+    }
+    Ok(Calibrated { truth, error, rows })
+}
+
+/// The job and the network that were measured on.
+fn cell(measured: &Measured) -> Cell {
+    let phase = Phase {
+        seconds: 1e6,
+        latency_ms: 1e3 * measured.latency_s,
+        up_mbit: UNLIMITED_MBIT,
+        down_mbit: UNLIMITED_MBIT,
+        nics: Vec::new(),
+    };
+    Cell {
+        name: "calibration".to_owned(),
+        family: "calibration".to_owned(),
+        phase_s: phase.seconds,
+        world: measured.world,
+        model: Model::Perceptron,
+        momentum: 0.9,
+        learning_rate: 0.01,
+        batch: measured.world * measured.batch,
+        steps: WARM_UP as u64 + STEPS,
+        seeds: vec![1],
+        compute_s: measured.compute_s,
+        values_factor: 1.0,
+        codec_factor: 1.0,
+        codec_factors: BTreeMap::new(),
+        communication_ratio: 1.0,
+        ranks_per_nic: 1,
+        stragglers: Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 },
+        phases: vec![phase],
+    }
+}
+
+/// Seconds of one of a row of collectives, each begun when the one before it has ended.
+fn collective_s(cell: &Cell, truth: &Coefficients, one: &MeasuredCollective, row: usize) -> Result<f64> {
+    let mut programs = Programs::new(truth.gather);
+    let how = one.how()?;
+    let mut stage = |number: usize| -> Result<Vec<Stage>> {
+        // Broadcasts come from all ranks in turn.
+        let carried = Carried { how: how((number % cell.world) as u32), bytes: one.bytes };
+        let program = programs.of(carried, Strategy::DENSE_RING.collective(), cell.world as u32, 1.0)?;
+        Ok(vec![Stage::Collective(program)])
+    };
+    let pieces = (0..row).map(|number| Piece { seconds: 0.0, begins: Some(number) }).collect();
+    let exchanges = (0..row).map(&mut stage).collect::<Result<_>>()?;
+    let step = Step { compute: vec![pieces; cell.world], exchanges, after: vec![0.0; cell.world] };
+    let software = Software { at_once: 1, ..truth.software };
+    let (mut net, mut start, mut took) = (Net::<()>::new(cell, truth, 1), 0.0, 0.0);
+    for _ in 0..ROWS {
+        let starts = vec![start; cell.world];
+        let times = job::run(&mut net.network, &net.mesh, software, &step, &starts, &mut |_, _| ())?;
+        took = times.ranks[0].ended - start;
+        // A barrier.
+        start = times.ranks.iter().map(|rank| rank.ended).fold(start, f64::max);
+    }
+    Ok(took / row as f64)
+}
+
+/// The seconds of `from` by factors that make the error least, found by steps in their logarithms that shrink.
+fn fitted(from: Software, error: &impl Fn(Software) -> Result<f64>) -> Result<Software> {
+    const PARTS: [fn(&mut Software) -> &mut f64; 3] = [|s| &mut s.collective_s, |s| &mut s.round_s, |s| &mut s.byte_s];
+    let mut best = Software { collective_s: 1e-4, round_s: 1e-4, byte_s: 1e-9, ..from };
+    let (mut least, mut factor) = (error(best)?, 8.0f64);
+    while factor > 1.01 {
+        let before = least;
+        for part in PARTS {
+            for by in [factor, 1.0 / factor] {
+                let mut other = best;
+                *part(&mut other) *= by;
+                let off = error(other)?;
+                if off < least {
+                    (best, least) = (other, off);
+                }
+            }
+        }
+        if least > 0.999 * before {
+            factor = factor.sqrt();
+        }
+    }
+    Ok(best)
+}
+
+/// The median step in the truth, seconds.
+fn step_s(cell: &Cell, truth: &Coefficients, curve: &Curve) -> Result<f64> {
+    let ends = fixed::replay(cell, truth, 1, curve)?;
+    let mut took: Vec<f64> = ends[WARM_UP - 1..].windows(2).map(|pair| pair[1] - pair[0]).collect();
+    took.sort_by(f64::total_cmp);
+    Ok(took[took.len() / 2])
+}
+
+/// Seconds of each compressor with its parameters, in the mean over the settings that use it: the table's times a factor with which a
+/// step takes as long as measured.
+fn codecs(
+    measured: &Measured,
+    cell: &Cell,
+    truth: &Coefficients,
+    curves: &BTreeMap<&String, Curve>,
+) -> Result<BTreeMap<String, CodecSeconds>> {
+    let mut found: BTreeMap<String, Vec<CodecSeconds>> = BTreeMap::new();
+    for (setting, curve) in curves {
+        let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
+        if strategy.spec().compressor().name == "none" {
+            continue;
+        }
+        let compressor = setting.split(['/', '+']).next().unwrap_or_default().to_owned();
+        let of_table = steps::codec(truth, cell, strategy.spec())?;
+        let wanted = measured.steps[*setting].seconds;
+        let (mut low, mut high) = (1e-2f64, 1e4f64);
+        for _ in 0..24 {
+            let middle = (low * high).sqrt();
+            let mut tried = truth.clone();
+            tried.codec.insert(compressor.clone(), of_table.scaled(middle));
+            if step_s(cell, &tried, curve)? < wanted { low = middle } else { high = middle }
+        }
+        found.entry(compressor).or_default().push(of_table.scaled((low * high).sqrt()));
+    }
+    let mean = |all: &[CodecSeconds]| {
+        let of = |part: fn(&CodecSeconds) -> f64| all.iter().map(part).sum::<f64>() / all.len() as f64;
+        CodecSeconds {
+            compress_value_s: of(|codec| codec.compress_value_s),
+            compress_kept_s: of(|codec| codec.compress_kept_s),
+            decompress_value_s: of(|codec| codec.decompress_value_s),
+            decompress_kept_s: of(|codec| codec.decompress_kept_s),
+        }
+    };
+    Ok(found.iter().map(|(name, all)| (name.clone(), mean(all))).collect())
+}
+
+impl fmt::Display for Calibrated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "collectives are within {:.0} % (root mean square)\n", 100.0 * self.error)?;
+        writeln!(f, "| what | measured ms | truth ms |\n|---|---|---|")?;
+        let ms = |seconds: f64| 1e3 * seconds;
+        self.rows.iter().try_for_each(|Row { what, measured_s, truth_s }| {
+            writeln!(f, "| {what} | {:.2} | {:.2} |", ms(*measured_s), ms(*truth_s))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
+
+    /// What a machine would show that is as the truth says.
+    fn as_executed(truth: &Coefficients, data: &Arc<Data>) -> Measured {
+        let of =
+            |what: &str, bytes| MeasuredCollective { what: what.to_owned(), bytes, seconds: 0.0, first_decile: 0.0 };
+        let kinds = ["all_reduce", "all_gather", "broadcast"];
+        let mut measured = Measured {
+            world: 4,
+            latency_s: 2e-3,
+            round_trip_s: 4e-3 + truth.tcp.stack_s,
+            buffer_bytes: Some(1e8),
+            collectives: kinds.iter().flat_map(|what| [64, 65_536, 1 << 20].map(|bytes| of(what, bytes))).collect(),
+            row: 4,
+            compute_s: 0.01,
+            batch: 16,
+            steps: [fixed::DENSE, TOP_K].map(|setting| (setting.to_owned(), MeasuredStep { seconds: 0.0 })).into(),
+        };
+        let truth = &Coefficients { buffer_bytes: 1e8, ..truth.clone() };
+        let cell = cell(&measured);
+        for one in &mut measured.collectives {
+            one.first_decile = collective_s(&cell, truth, one, 4).unwrap();
+            one.seconds = 3.0 * one.first_decile;
+        }
+        for (setting, step) in &mut measured.steps {
+            step.seconds = step_s(&cell, truth, &fixed::sizes(&cell, setting, data).unwrap()).unwrap();
+        }
+        measured
+    }
+
+    #[test]
+    fn planted_coefficients_are_found_again() {
+        let (frozen, data) = (Coefficients::frozen(), Arc::new(Data::synthetic(4)));
+        let mut planted = frozen.clone();
+        planted.software = Software { collective_s: 1e-3, round_s: 3e-4, byte_s: 5e-9, ..frozen.software };
+        planted.tcp.stack_s = 2e-4;
+        planted.codec.insert("topk".to_owned(), frozen.codec["topk"].scaled(20.0));
+        let found = calibrate(&as_executed(&planted, &data), Level::FirstDecile, &frozen, &data).unwrap();
+        let near = |found: f64, planted: f64| (found / planted - 1.0).abs() < 0.05;
+        let Software { collective_s, round_s, byte_s, .. } = found.truth.software;
+        assert!(near(collective_s, 1e-3) && near(round_s, 3e-4) && near(byte_s, 5e-9), "{:?}", found.truth.software);
+        assert!(near(found.truth.tcp.stack_s, 2e-4) && found.error < 0.02, "{found}");
+        assert!(near(found.truth.codec["topk(k=0.01)"].compress_value_s, planted.codec["topk"].compress_value_s));
+        assert!(found.rows.iter().all(|row| near(row.truth_s, row.measured_s)), "{found}");
+    }
+
+    #[test]
+    fn what_cannot_be_calibrated_from_is_named() {
+        let (frozen, data) = (Coefficients::frozen(), Arc::new(Data::synthetic(4)));
+        let one = MeasuredCollective { what: "gather".to_owned(), bytes: 1, seconds: 1.0, first_decile: 1.0 };
+        let measured = Measured {
+            world: 4,
+            latency_s: 0.0,
+            round_trip_s: 1e-4,
+            buffer_bytes: None,
+            collectives: vec![one],
+            row: 4,
+            compute_s: 0.01,
+            batch: 16,
+            steps: BTreeMap::new(),
+        };
+        let error = |measured: &Measured| calibrate(measured, Level::Median, &frozen, &data).unwrap_err().to_string();
+        assert!(error(&measured).contains("unknown collective gather"));
+        assert!(error(&Measured { world: 1, ..measured }).contains("1 ranks"));
+    }
+}
