@@ -31,12 +31,22 @@ pub struct Measured {
     pub collectives: Vec<MeasuredCollective>,
     /// Collectives one after the other, between two barriers.
     pub row: usize,
-    /// Seconds of a step that exchanges nothing.
+    /// Seconds of a step that exchanges nothing, with all ranks at it.
     pub compute_s: f64,
+    /// Whether all ranks share one processor.
+    #[serde(default)]
+    pub one_processor: bool,
     /// Images of a rank in a step.
     pub batch: usize,
     /// Steps of the perceptron by strategy.
     pub steps: BTreeMap<String, MeasuredStep>,
+}
+
+impl Measured {
+    /// Seconds that a rank computes for when it has a processor to itself.
+    fn rank_compute_s(&self) -> f64 {
+        self.compute_s / if self.one_processor { self.world as f64 } else { 1.0 }
+    }
 }
 
 /// Seconds of one collective.
@@ -114,7 +124,13 @@ pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &
     let Measured { world, latency_s, round_trip_s, .. } = *measured;
     ensure!(world >= 2 && measured.row > 0, "{world} ranks and rows of {} cannot be calibrated from", measured.row);
     let tcp = Tcp { stack_s: (round_trip_s - 2.0 * latency_s).max(0.0), ..base.tcp };
-    let base = &Coefficients { tcp, buffer_bytes: measured.buffer_bytes.unwrap_or(base.buffer_bytes), ..base.clone() };
+    let software = Software { one_processor: measured.one_processor, ..base.software };
+    let base = &Coefficients {
+        tcp,
+        software,
+        buffer_bytes: measured.buffer_bytes.unwrap_or(base.buffer_bytes),
+        ..base.clone()
+    };
     let cell = cell(measured);
     let seconds = |one: &MeasuredCollective| match level {
         Level::Median => one.seconds,
@@ -168,7 +184,7 @@ fn cell(measured: &Measured) -> Cell {
         batch: measured.world * measured.batch,
         steps: WARM_UP as u64 + STEPS,
         seeds: vec![1],
-        compute_s: measured.compute_s,
+        compute_s: measured.rank_compute_s(),
         values_factor: 1.0,
         codec_factor: 1.0,
         codec_factors: BTreeMap::new(),
@@ -301,6 +317,7 @@ mod tests {
             latency_s: 2e-3,
             round_trip_s: 4e-3 + truth.tcp.stack_s,
             buffer_bytes: Some(1e8),
+            one_processor: false,
             collectives: kinds.iter().flat_map(|what| [64, 65_536, 1 << 20].map(|bytes| of(what, bytes))).collect(),
             row: 4,
             compute_s: 0.01,
@@ -344,6 +361,7 @@ mod tests {
             latency_s: 0.0,
             round_trip_s: 1e-4,
             buffer_bytes: None,
+            one_processor: false,
             collectives: vec![one],
             row: 4,
             compute_s: 0.01,

@@ -113,6 +113,10 @@ pub struct Software {
     /// Segments of an allreduce's blocks that go round side by side (Gloo's ring: 2).
     #[serde(default = "one")]
     pub segments: u32,
+    /// Whether all ranks share one processor, on which their computing and this software take turns (user-mode Linux has one). Else
+    /// each rank has cores enough for both.
+    #[serde(default)]
+    pub one_processor: bool,
 }
 
 fn one() -> u32 {
@@ -122,7 +126,7 @@ fn one() -> u32 {
 impl Software {
     /// Of nothing but these times: one exchange after the other, messages leave at once, in one piece.
     pub const fn plain(collective_s: f64, round_s: f64, byte_s: f64) -> Self {
-        Self { collective_s, round_s, byte_s, at_once: 1, rendezvous: false, segments: 1 }
+        Self { collective_s, round_s, byte_s, at_once: 1, rendezvous: false, segments: 1, one_processor: false }
     }
 }
 
@@ -194,8 +198,6 @@ struct Rank {
     /// Exchanges that its own computing has begun.
     begun: usize,
     exchanges: Vec<Exchange>,
-    /// Software of all exchanges takes turns.
-    free_at: f64,
     arrived: BTreeMap<RoundOf, usize>,
     /// Sends that wait for their receiver, with their bytes; and receivers that wait for a send.
     posted: BTreeMap<(RoundOf, usize), f64>,
@@ -251,7 +253,7 @@ pub fn run<T: Copy>(
         exchanges: vec![Exchange::default(); step.exchanges.len()],
         ..Rank::default()
     });
-    let mut run = Run { network, mesh, software, step, ranks: ranks.collect() };
+    let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), free_at: vec![0.0; starts.len()] };
     for rank in 0..run.ranks.len() {
         run.next_piece(rank, run.ranks[rank].times.began);
     }
@@ -286,12 +288,17 @@ struct Run<'a, T> {
     software: Software,
     step: &'a Step,
     ranks: Vec<Rank>,
+    /// By processor: when what takes turns on it has ended. A rank's software does.
+    free_at: Vec<f64>,
 }
 
 impl<T: Copy> Run<'_, T> {
     fn next_piece(&mut self, rank: usize, from: f64) {
         match self.step.compute[rank].get(self.ranks[rank].piece) {
-            Some(piece) => self.network.timer(from + piece.seconds, Token::Compute(rank)),
+            Some(piece) => {
+                let until = self.computes(rank, from, piece.seconds);
+                self.network.timer(until, Token::Compute(rank));
+            }
             None => {
                 self.ranks[rank].times.computed = from;
                 self.exchange(rank);
@@ -330,14 +337,25 @@ impl<T: Copy> Run<'_, T> {
         let computed = *piece == self.step.compute[rank].len();
         if computed && !after && exchanges.iter().all(|exchange| exchange.done) {
             self.ranks[rank].after = true;
-            self.network.timer(self.network.now() + self.step.after[rank], Token::Compute(rank));
+            let until = self.computes(rank, self.network.now(), self.step.after[rank]);
+            self.network.timer(until, Token::Compute(rank));
         }
     }
 
-    /// After what else the rank's software has to do.
+    /// Something takes its turn on a rank's processor: when it has ended.
+    fn turn(&mut self, rank: usize, from: f64, seconds: f64) -> f64 {
+        let free_at = &mut self.free_at[if self.software.one_processor { 0 } else { rank }];
+        *free_at = free_at.max(from) + seconds;
+        *free_at
+    }
+
+    /// When a rank that begins to compute has ended.
+    fn computes(&mut self, rank: usize, from: f64, seconds: f64) -> f64 {
+        if self.software.one_processor { self.turn(rank, from, seconds) } else { from + seconds }
+    }
+
     fn software(&mut self, at: At, seconds: f64) {
-        let until = self.ranks[at.rank].free_at.max(self.network.now()) + seconds;
-        self.ranks[at.rank].free_at = until;
+        let until = self.turn(at.rank, self.network.now(), seconds);
         self.network.timer(until, Token::Exchange(at));
     }
 
