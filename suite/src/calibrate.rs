@@ -10,7 +10,7 @@ use flexcomm_compression::codec::Element;
 use flexcomm_domain::Strategy;
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Tcp};
-use flexcomm_truth::job::{self, Piece, Software, Stage, Step};
+use flexcomm_truth::job::{self, Collective, Do, Software, Step};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -199,20 +199,19 @@ fn cell(measured: &Measured) -> Cell {
 fn collective_s(cell: &Cell, truth: &Coefficients, one: &MeasuredCollective, row: usize) -> Result<f64> {
     let mut programs = Programs::new(truth.gather);
     let how = one.how()?;
-    let mut stage = |number: usize| -> Result<Vec<Stage>> {
+    let mut collective = |number: usize| -> Result<Collective> {
         // Broadcasts come from all ranks in turn.
         let carried = Carried { how: how((number % cell.world) as u32), bytes: one.bytes };
         let program = programs.of(carried, Strategy::DENSE_RING.collective(), cell.world as u32, 1.0)?;
-        Ok(vec![Stage::Collective(program)])
+        Ok(Collective { group: 0, program })
     };
-    let pieces = (0..row).map(|number| Piece { seconds: 0.0, begins: Some(number) }).collect();
-    let exchanges = (0..row).map(&mut stage).collect::<Result<_>>()?;
-    let step = Step { compute: vec![pieces; cell.world], exchanges, after: vec![0.0; cell.world] };
-    let software = Software { at_once: 1, ..truth.software };
+    let script: Vec<Do> = (0..row).flat_map(|number| [Do::Launch(number), Do::Wait(number)]).collect();
+    let collectives = (0..row).map(&mut collective).collect::<Result<_>>()?;
+    let step = Step { ranks: vec![script; cell.world], collectives };
     let (mut net, mut start, mut took) = (Net::<()>::new(cell, truth, 1), 0.0, 0.0);
     for _ in 0..ROWS {
         let starts = vec![start; cell.world];
-        let times = job::run(&mut net.network, &net.mesh, software, &step, &starts, &mut |_, _| ())?;
+        let times = job::run(&mut net.network, &net.mesh, truth.software, &step, &starts, &mut |_, _| ())?;
         took = times.ranks[0].ended - start;
         // A barrier.
         start = times.ranks.iter().map(|rank| rank.ended).fold(start, f64::max);

@@ -255,12 +255,13 @@ impl<T: Copy> Net<T> {
         rng.set_stream(1);
         let network = Network::new(truth.tcp, ups.chain(downs).collect(), rng);
         let mut net =
-            Self { network, mesh: Mesh { to: Vec::new() }, up: (0..nics).collect(), down: (nics..2 * nics).collect() };
+            Self { network, mesh: Mesh::default(), up: (0..nics).collect(), down: (nics..2 * nics).collect() };
         let between = |net: &mut Self, from: usize, to: usize| {
             (from != to).then(|| net.connect(cell, cell.nic(from), cell.nic(to)))
         };
-        net.mesh.to =
+        let group =
             (0..cell.world).map(|from| (0..cell.world).map(|to| between(&mut net, from, to)).collect()).collect();
+        net.mesh.groups.push(group);
         net
     }
 

@@ -377,8 +377,8 @@ pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Re
     let mut rng = step_rng(seed);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {
-        let plan = timeline.step(&strategy, &curve.exchanged(step, cell.world), codec, &mut rng)?;
-        let times = job::run(&mut net.network, &net.mesh, truth.software, &plan, &starts, &mut |_, _| ())?;
+        let plan = timeline.step(&strategy, &curve.exchanged(step, cell.world), codec, &[], &mut rng)?;
+        let times = job::run(&mut net.network, &net.mesh, truth.software, &plan.step, &starts, &mut |_, _| ())?;
         starts = times.ranks.iter().map(|rank| rank.ended).collect();
         ends.push(starts.iter().copied().fold(0.0, f64::max));
     }

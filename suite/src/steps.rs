@@ -5,10 +5,10 @@ use crate::ranks::{Carried, Exchanged};
 use anyhow::{Context, Result};
 use flexcomm_collectives::{Goal, Schedule, allgather, allreduce, binomial_broadcast, ring_allgather};
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Collective, Rank, Strategy};
+use flexcomm_domain::{Rank, Strategy};
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Gather};
-use flexcomm_truth::job::{Piece, Program, Round, Send, Stage, Step};
+use flexcomm_truth::job::{Collective, Do, Program, Round, Send, Step};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ pub struct Programs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    Sum(Collective),
+    Sum(flexcomm_domain::Collective),
     Gather,
     Broadcast(u32),
 }
@@ -92,7 +92,13 @@ impl Programs {
     }
 
     /// What a collective transfers whose ranks have parts of so many bytes.
-    pub fn of(&mut self, carried: Carried, collective: Collective, world: u32, factor: f64) -> Result<Arc<Program>> {
+    pub fn of(
+        &mut self,
+        carried: Carried,
+        collective: flexcomm_domain::Collective,
+        world: u32,
+        factor: f64,
+    ) -> Result<Arc<Program>> {
         let kind = match carried.how {
             How::Sum(_) => Kind::Sum(collective),
             How::Gather => Kind::Gather,
@@ -116,6 +122,19 @@ impl Programs {
         self.made.insert((kind, carried.bytes), made.clone());
         Ok(made)
     }
+}
+
+/// A step, and what is measured of it.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// What every rank does.
+    pub step: Step,
+    /// Seconds that each rank compresses for, within backward.
+    pub compress: f64,
+    /// And decompresses.
+    pub decompress: f64,
+    /// Of what a rank does, by number: with this one all buckets are exchanged.
+    pub exchanged: usize,
 }
 
 /// The parts of a step that do not change.
@@ -145,52 +164,67 @@ impl Timeline {
         self.buckets[bucket] as f64 * self.compute.values_factor
     }
 
-    /// The step that exchanged these buckets under this strategy.
+    /// The step that exchanged these buckets under this strategy, as the hook for torch does it on a CPU: a bucket's first collective is
+    /// launched when backward has it and it is compressed; later rounds follow after backward, each in the order of the buckets; then
+    /// all are waited for in that order, and decompressed. `besides`: seconds of other work with each bucket, none where it is shorter.
     pub fn step(
         &mut self,
         strategy: &Strategy,
         exchanged: &[Exchanged],
         codec: CodecSeconds,
+        besides: &[f64],
         rng: &mut ChaCha8Rng,
-    ) -> Result<Step> {
+    ) -> Result<Plan> {
         let all: usize = self.buckets.iter().sum();
         let factors: Vec<f64> = (0..self.world).map(|_| self.straggle(rng)).collect();
         let kept = strategy.cr().get();
-        let values = |bucket: usize| self.values(bucket);
-        let compress: Vec<f64> = (0..exchanged.len()).map(|b| codec.compress(values(b), kept)).collect();
-        let pieces = |factor: &f64| -> Vec<Piece> {
-            let backward = |b: usize| (1.0 - FORWARD - UPDATE) * self.buckets[b] as f64 / all as f64;
-            let own = |b: usize| if b == 0 { FORWARD + backward(b) } else { backward(b) };
-            let piece =
-                |b: usize| Piece { seconds: self.compute.seconds * factor * own(b) + compress[b], begins: Some(b) };
-            (0..exchanged.len()).map(piece).collect()
-        };
-        let compute = factors.iter().map(pieces).collect();
-        let decompress: Vec<f64> = (0..exchanged.len()).map(|b| codec.decompress(values(b), kept)).collect();
-        let mut exchanges = Vec::new();
-        for (bucket, exchanged) in exchanged.iter().enumerate() {
-            exchanges
-                .push(self.stages(strategy, exchanged, decompress[bucket]).context("find a collective's transfers")?);
+        let mut plan = Plan::default();
+        let mut launched: Vec<Vec<usize>> = Vec::new();
+        for exchanged in exchanged {
+            let mut rounds = Vec::new();
+            for carried in &exchanged.rounds {
+                let (world, factor) = (self.world as u32, self.compute.values_factor);
+                let program = self.programs.of(*carried, strategy.collective(), world, factor);
+                rounds.push(plan.step.collectives.len());
+                let program = program.context("find a collective's transfers")?;
+                plan.step.collectives.push(Collective { group: 0, program });
+            }
+            launched.push(rounds);
         }
-        let after = factors.iter().map(|factor| self.compute.seconds * factor * UPDATE).collect();
-        Ok(Step { compute, exchanges, after })
-    }
-
-    fn stages(&mut self, strategy: &Strategy, exchanged: &Exchanged, decompress: f64) -> Result<Vec<Stage>> {
-        let (world, factor) = (self.world as u32, self.compute.values_factor);
-        let messages = match exchanged.rounds.last().map(|round| round.how) {
-            Some(How::Gather) => self.world as f64,
-            _ => 1.0,
+        let compress = |bucket: usize| codec.compress(self.values(bucket), kept);
+        let decompress = |bucket: usize| {
+            let gathers = exchanged[bucket].rounds.last().is_some_and(|round| round.how == How::Gather);
+            let messages = if gathers { self.world as f64 } else { 1.0 };
+            messages * codec.decompress(self.values(bucket), kept)
         };
-        let rounds = exchanged.rounds.len();
-        let mut stages = Vec::new();
-        for (number, carried) in exchanged.rounds.iter().enumerate() {
-            stages.push(Stage::Collective(self.programs.of(*carried, strategy.collective(), world, factor)?));
-            // What is computed between rounds is part of what the table counts as decompressing.
-            let share = if number + 1 == rounds { messages } else { 0.0 };
-            stages.push(Stage::Compute(vec![decompress * share; self.world]));
-        }
-        Ok(stages)
+        plan.compress = (0..exchanged.len()).map(compress).sum();
+        plan.decompress = (0..exchanged.len()).map(decompress).sum();
+        plan.step.ranks = factors
+            .iter()
+            .map(|factor| {
+                let seconds = self.compute.seconds * factor;
+                let mut script = vec![Do::Compute(FORWARD * seconds)];
+                for (bucket, rounds) in launched.iter().enumerate() {
+                    let backward = (1.0 - FORWARD - UPDATE) * self.buckets[bucket] as f64 / all as f64;
+                    let besides = besides.get(bucket).copied().unwrap_or_default();
+                    script.push(Do::Compute(backward * seconds + compress(bucket) + besides));
+                    script.extend(rounds.first().map(|first| Do::Launch(*first)));
+                }
+                let most = launched.iter().map(Vec::len).max().unwrap_or_default();
+                for round in 1..most {
+                    let later = launched.iter().filter(|rounds| rounds.len() > round);
+                    script.extend(later.flat_map(|rounds| [Do::Wait(rounds[round - 1]), Do::Launch(rounds[round])]));
+                }
+                for (bucket, rounds) in launched.iter().enumerate() {
+                    script.extend(rounds.last().map(|last| Do::Wait(*last)));
+                    script.push(Do::Compute(decompress(bucket)));
+                }
+                plan.exchanged = script.len() - 1;
+                script.push(Do::Compute(UPDATE * seconds));
+                script
+            })
+            .collect();
+        Ok(plan)
     }
 
     fn straggle(&self, rng: &mut ChaCha8Rng) -> f64 {

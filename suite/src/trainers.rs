@@ -11,7 +11,7 @@ use crate::adaptive::Beside;
 use crate::cells::{Cell, Net};
 use crate::fixed::{bucket_values, step_rng};
 use crate::ranks::{Data, Ranks, Saved, Stepped, Test, buckets};
-use crate::steps::{self, Timeline};
+use crate::steps::{self, Plan, Timeline};
 use anyhow::{Context, Result};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
@@ -21,7 +21,7 @@ use flexcomm_trainer::{
     Verdict,
 };
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
-use flexcomm_truth::job::{self, RankTimes, Stage, Step};
+use flexcomm_truth::job::{self, Do, RankTimes};
 use flexcomm_wire::{CodecInfo, FromTrainer, Hello};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -216,11 +216,9 @@ impl<'a> Trainers<'a> {
         let plan = self.plan(&tick, &stepped, codec, &shadows)?;
         let Around { net, beside } = around;
         let mut others = |network: &mut _, what| beside.happened(network, what);
-        let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan, &self.starts, &mut others)?;
-        let kept = tick.strategy.cr().get();
-        let compress = (0..plan.exchanges.len()).map(|b| codec.compress(self.timeline.values(b), kept)).sum();
+        let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
         let costs: Vec<Costs> =
-            (0..self.each.len()).map(|rank| costs(&plan, &times.ranks[rank], &stepped, rank, compress)).collect();
+            (0..self.each.len()).map(|rank| costs(&plan, &times.ranks[rank], &stepped, rank)).collect();
         let took = if B::EVERY_STEP { 1.0 } else { times.ranks[0].ended - self.starts[0] };
         self.starts = times.ranks.iter().map(|rank| rank.ended).collect();
         match (tick.trial, &mut self.trial) {
@@ -287,14 +285,10 @@ impl<'a> Trainers<'a> {
         Ok(seconds)
     }
 
-    fn plan(&mut self, tick: &Tick, stepped: &Stepped, codec: CodecSeconds, shadows: &[f64]) -> Result<Step> {
+    fn plan(&mut self, tick: &Tick, stepped: &Stepped, codec: CodecSeconds, shadows: &[f64]) -> Result<Plan> {
         // Steps of training meet the same stragglers, however many trials come between them.
         let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
-        let mut plan = self.timeline.step(&tick.strategy, &stepped.buckets, codec, rng)?;
-        for pieces in &mut plan.compute {
-            pieces.iter_mut().zip(shadows).for_each(|(piece, shadows)| piece.seconds += shadows);
-        }
-        Ok(plan)
+        self.timeline.step(&tick.strategy, &stepped.buckets, codec, shadows, rng)
     }
 
     fn after_step<B: Beside>(
@@ -399,36 +393,42 @@ impl<'a> Trainers<'a> {
     }
 }
 
-/// What a rank measures of a step, whose compression within backward took so long. As the hook for torch: a collective is in flight
-/// from the moment when its bucket is handed over, also while those before it are on their way, and ranks of several nodes share
-/// no clock by which to tell how long they waited for the last one.
-fn costs(plan: &Step, times: &RankTimes, stepped: &Stepped, rank: usize, compress: f64) -> Costs {
-    let (mut launched, mut landed, mut sync, mut decompress, mut bytes) = (times.began, 0.0f64, 0.0, 0.0, 0.0);
-    for ((piece, stages), span) in plan.compute[rank].iter().zip(&plan.exchanges).zip(&times.exchanges) {
-        launched += piece.seconds;
-        let mut own = 0.0;
-        for stage in stages {
-            match stage {
-                Stage::Compute(seconds) => own += seconds[rank],
-                Stage::Collective(program) => {
-                    bytes +=
-                        program.ranks[rank].iter().flat_map(|round| &round.sends).map(|send| send.bytes).sum::<f64>();
+/// What a rank measures of a step, as the hook for torch does it (`python/src/meter.rs`): collectives are in flight from the moment when
+/// the first is handed over until none is that was not waited for, and ranks of several nodes share no clock by which to tell how long
+/// they waited for the last one.
+fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Costs {
+    let (script, began) = (&plan.step.ranks[rank], times.began);
+    let (mut in_flight, mut flight_began, mut last_launch) = (0, began, began);
+    let (mut sync, mut blocked, mut bytes) = (0.0, 0.0, 0.0);
+    for (number, (what, &done)) in script.iter().zip(&times.done).enumerate() {
+        match what {
+            Do::Launch(collective) => {
+                let rounds = &plan.step.collectives[*collective].program.ranks[rank];
+                bytes += rounds.iter().flat_map(|round| &round.sends).map(|send| send.bytes).sum::<f64>();
+                if in_flight == 0 {
+                    flight_began = done;
+                }
+                (in_flight, last_launch) = (in_flight + 1, done);
+            }
+            Do::Wait(_) => {
+                in_flight -= 1;
+                if in_flight == 0 {
+                    sync += done - flight_began;
+                }
+                if let Some(Do::Launch(_)) = script.get(number + 1) {
+                    blocked += done - last_launch;
                 }
             }
+            Do::Compute(_) => {}
         }
-        let from = launched.max(landed);
-        landed = landed.max(span.to - own);
-        sync += (landed - from).max(0.0);
-        decompress += own;
     }
-    let last = times.exchanges.last().map_or(times.computed, |span| span.to);
-    let tail = (last - times.computed).max(0.0);
-    let step = times.ended - times.began;
+    let tail = times.done[plan.exchanged] - last_launch;
+    let step = times.ended - began;
     let energies = stepped.buckets.iter().filter_map(|bucket| bucket.energies.get(rank).copied());
     let seconds = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0));
     Costs {
-        compute: seconds(step - compress - tail),
-        comp: seconds(compress + decompress),
+        compute: seconds(step - plan.compress - blocked - tail),
+        comp: seconds(plan.compress + plan.decompress),
         sync: seconds(sync),
         wait: None,
         step: seconds(step),
@@ -442,23 +442,26 @@ mod tests {
     use super::*;
     use crate::ranks::Exchanged;
     use flexcomm_compression::Energy;
-    use flexcomm_truth::job::{Piece, Program, Round, Send, Span};
+    use flexcomm_truth::job::{Collective, Program, Round, Send, Step};
 
-    /// Two buckets, handed over at 4 and 6 s; the first lands at 5 s, is decompressed until 5.5 s, and the second lands at 9 s.
-    #[test]
-    fn a_step_is_measured_as_the_hook_does() {
-        let piece = |seconds, bucket| Piece { seconds, begins: Some(bucket) };
+    fn step(scripts: &[Do], collectives: usize) -> Step {
         let round =
             Round { index: 0, sends: vec![Send { to: 1, bytes: 100.0 }], senders: vec![0], received_bytes: 100.0 };
         let program = Arc::new(Program { ranks: vec![vec![round.clone()], vec![round]], segmented: false });
-        let stages = || vec![Stage::Collective(program.clone()), Stage::Compute(vec![0.5, 0.5])];
-        let plan = Step {
-            compute: vec![vec![piece(3.0, 0), piece(2.0, 1)]; 2],
-            exchanges: vec![stages(), stages()],
-            after: vec![0.25; 2],
-        };
-        let spans = vec![Span { from: 4.0, to: 5.5 }, Span { from: 6.0, to: 9.5 }];
-        let times = RankTimes { began: 1.0, computed: 6.0, exchanges: spans, ended: 9.75 };
+        let collective = Collective { group: 0, program };
+        Step { ranks: vec![scripts.to_vec(); 2], collectives: vec![collective; collectives] }
+    }
+
+    /// Two buckets, handed over at 4 and 6 s, in flight together; the first is waited for until 7 s and decompressed until 7.5 s, the
+    /// second until 9 and 9.5 s.
+    #[test]
+    fn a_step_is_measured_as_the_hook_does() {
+        let work = Do::Compute(0.0);
+        let first = [work, Do::Launch(0), work, Do::Launch(1)];
+        let script = [&first[..], &[Do::Wait(0), work, Do::Wait(1), work, work]].concat();
+        let plan = Plan { step: step(&script, 2), compress: 1.0, decompress: 1.0, exchanged: 7 };
+        let done = vec![4.0, 4.0, 6.0, 6.0, 7.0, 7.5, 9.0, 9.5, 9.75];
+        let times = RankTimes { began: 1.0, done, collectives: Vec::new(), ended: 9.75 };
         let energy = Energy { sent: 1.0, compensated: 2.0 };
         let bucket = Exchanged { rounds: Vec::new(), energies: vec![energy; 2] };
         let stepped = Stepped { losses: vec![0.5; 2], buckets: vec![bucket.clone(), bucket] };
@@ -467,16 +470,27 @@ mod tests {
             // Of 8.75 s, 3.5 s waited behind backward, and one compressed.
             compute: seconds(4.25),
             comp: seconds(2.0),
-            sync: seconds(4.0),
+            sync: seconds(5.0),
             wait: None,
             step: seconds(8.75),
             bytes: 200,
             energy: Energy { sent: 2.0, compensated: 4.0 },
         };
-        assert_eq!(costs(&plan, &times, &stepped, 1, 1.0), expected);
-        // Handed over while the first is on its way: one flight, from 4 to 9 s.
-        let mut sooner = plan;
-        sooner.compute = vec![vec![piece(3.0, 0), piece(0.5, 1)]; 2];
-        assert_eq!(costs(&sooner, &times, &stepped, 0, 1.0).sync, seconds(5.0));
+        assert_eq!(costs(&plan, &times, &stepped, 1), expected);
+    }
+
+    /// One bucket with two rounds: the second is launched when the first has been waited for.
+    #[test]
+    fn what_a_later_round_waits_for_is_not_computing() {
+        let work = Do::Compute(0.0);
+        let script = [work, Do::Launch(0), Do::Wait(0), Do::Launch(1), Do::Wait(1), work, work];
+        let plan = Plan { step: step(&script, 2), compress: 0.5, decompress: 0.5, exchanged: 5 };
+        let done = vec![2.0, 2.0, 5.0, 5.0, 7.0, 7.5, 8.0];
+        let times = RankTimes { began: 0.0, done, collectives: Vec::new(), ended: 8.0 };
+        let bucket = Exchanged { rounds: Vec::new(), energies: Vec::new() };
+        let costs = costs(&plan, &times, &Stepped { losses: Vec::new(), buckets: vec![bucket] }, 0);
+        let seconds = Duration::from_secs_f64;
+        // Of 8 s, 3 s waited for the first round, 2.5 s for and after the second, and half a second compressed.
+        assert_eq!((costs.sync, costs.compute, costs.comp), (seconds(5.0), seconds(2.0), seconds(1.0)));
     }
 }

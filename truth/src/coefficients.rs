@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub struct Tcp {
     /// Bytes of payload in a segment.
     pub segment_bytes: f64,
+    /// Bytes that a port carries beside these: heads, and what a NIC sends to acknowledge as many.
+    pub overhead_bytes: f64,
     /// Segments of the first window; idleness leaves at least as many.
     pub initial_segments: f64,
     /// Bytes that a window grows to at most.
@@ -23,6 +25,11 @@ pub struct Tcp {
 }
 
 impl Tcp {
+    /// Of the bytes that a port carries, the share that is payload.
+    pub fn payload_share(&self) -> f64 {
+        self.segment_bytes / (self.segment_bytes + self.overhead_bytes)
+    }
+
     /// Bytes of the first window.
     pub fn initial_window(&self) -> f64 {
         self.initial_segments * self.segment_bytes
@@ -30,10 +37,12 @@ impl Tcp {
 }
 
 impl Default for Tcp {
-    /// Linux: ten segments of 1448 bytes, retransmission timeouts of 200 ms at least.
+    /// Linux: ten segments of 1448 bytes, retransmission timeouts of 200 ms at least. 66 bytes of heads (Ethernet, IP, TCP with
+    /// timestamps) with each segment, and an acknowledgement of as many bytes for every second one.
     fn default() -> Self {
         Self {
             segment_bytes: 1448.0,
+            overhead_bytes: 99.0,
             initial_segments: 10.0,
             window_bytes: 6e6,
             timeout_s: 0.2,
@@ -166,6 +175,9 @@ impl Coefficients {
         }
         if !(0.0..=1.0).contains(&self.tcp.tail_loss_share) {
             return range("tcp.tail_loss_share", self.tcp.tail_loss_share, "0 to 1");
+        }
+        if !(self.tcp.overhead_bytes.is_finite() && self.tcp.overhead_bytes >= 0.0) {
+            return range("tcp.overhead_bytes", self.tcp.overhead_bytes, "0 or above");
         }
         let software = [self.software.collective_s, self.software.round_s, self.software.byte_s, self.tcp.stack_s];
         let of = |c: &CodecSeconds| [c.compress_value_s, c.compress_kept_s, c.decompress_value_s, c.decompress_kept_s];

@@ -1,7 +1,7 @@
-//! A step of a job: every rank computes, and exchanges its buckets one after the other while it does.
+//! A step of a job: every rank does its part in order, and launches collectives that go on beside it.
 
 use crate::network::{ConnectionId, Happened, Network};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// A message of a collective.
@@ -26,7 +26,7 @@ pub struct Round {
     pub received_bytes: f64,
 }
 
-/// A collective: each rank's rounds.
+/// What a collective transfers: each rank's rounds.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Program {
     /// By rank.
@@ -35,33 +35,33 @@ pub struct Program {
     pub segmented: bool,
 }
 
-/// A part of a bucket's exchange.
+/// A collective of a step.
 #[derive(Debug, Clone)]
-pub enum Stage {
-    /// Transfers.
-    Collective(Arc<Program>),
-    /// Seconds that each rank computes before it goes on: between the rounds of a method, and to decompress.
-    Compute(Vec<f64>),
+pub struct Collective {
+    /// Among whose connections: [`Mesh::groups`].
+    pub group: usize,
+    /// What it transfers.
+    pub program: Arc<Program>,
 }
 
-/// A stretch of a rank's own computing.
+/// What a rank does next.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Piece {
-    /// How long.
-    pub seconds: f64,
-    /// The exchange that is begun after it, by its number in the step.
-    pub begins: Option<usize>,
+pub enum Do {
+    /// Computes for so many seconds.
+    Compute(f64),
+    /// Hands a collective, by its number in the step, to the library, which begins those of a group in the order in which they came.
+    Launch(usize),
+    /// Goes on when its part of a collective has ended.
+    Wait(usize),
 }
 
 /// A step.
 #[derive(Debug, Clone, Default)]
 pub struct Step {
-    /// By rank: forward, backward with its buckets, and compressing, in order.
-    pub compute: Vec<Vec<Piece>>,
-    /// The buckets' exchanges, in the order in which every rank runs them, one at a time.
-    pub exchanges: Vec<Vec<Stage>>,
-    /// By rank: seconds after the last exchange (the optimizer).
-    pub after: Vec<f64>,
+    /// By rank, in order. All ranks launch the collectives of a group in the same order.
+    pub ranks: Vec<Vec<Do>>,
+    /// Each launched once by every rank.
+    pub collectives: Vec<Collective>,
 }
 
 /// When things happened, seconds since the start of the clock.
@@ -76,10 +76,10 @@ pub struct Times {
 pub struct RankTimes {
     /// Its step began.
     pub began: f64,
-    /// Its own computing ended.
-    pub computed: f64,
-    /// By exchange: begun, ended.
-    pub exchanges: Vec<Span>,
+    /// When each thing that it did was done.
+    pub done: Vec<f64>,
+    /// By collective: begun by the library, ended.
+    pub collectives: Vec<Span>,
     /// Its step ended.
     pub ended: f64,
 }
@@ -103,7 +103,7 @@ pub struct Software {
     pub round_s: f64,
     /// Seconds for each byte received, to copy and to add up.
     pub byte_s: f64,
-    /// Exchanges of a rank that are under way at once (Gloo: 2, by the threads of its process group).
+    /// Collectives of a group that are under way on a rank at once (Gloo: 2, by the threads of its process group).
     #[serde(default = "one")]
     pub at_once: u32,
     /// Whether a message leaves only when its receiver has asked for it (Gloo's unbound buffers): a round then takes
@@ -124,7 +124,7 @@ fn one() -> u32 {
 }
 
 impl Software {
-    /// Of nothing but these times: one exchange after the other, messages leave at once, in one piece.
+    /// Of nothing but these times: one collective after the other, messages leave at once, in one piece.
     pub const fn plain(collective_s: f64, round_s: f64, byte_s: f64) -> Self {
         Self { collective_s, round_s, byte_s, at_once: 1, rendezvous: false, segments: 1, one_processor: false }
     }
@@ -137,9 +137,7 @@ const READY_BYTES: f64 = 56.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoundOf {
     /// Of the step.
-    pub exchange: usize,
-    /// Of the exchange.
-    pub stage: usize,
+    pub collective: usize,
     /// Of the collective: [`Round::index`].
     pub round: u32,
     /// Of the collective's segments.
@@ -151,19 +149,26 @@ pub struct RoundOf {
 pub struct At {
     /// Which rank.
     pub rank: usize,
-    /// Which of its exchanges.
-    pub exchange: usize,
-    /// Which segment of a collective; 0 where there is none.
+    /// Which collective of the step.
+    pub collective: usize,
+    /// Which of its segments.
     pub segment: u32,
 }
 
 /// What events of the job and of others carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token<T> {
-    /// A rank's own computing goes on.
-    Compute(usize),
-    /// A rank's exchange goes on.
-    Exchange(At),
+    /// A rank has computed.
+    Computed(usize),
+    /// A collective has begun on a rank.
+    Begun {
+        /// Which rank.
+        rank: usize,
+        /// Which collective of the step.
+        collective: usize,
+    },
+    /// A rank has taken in a round.
+    Received(At),
     /// A message of the job.
     Message {
         /// Whom to.
@@ -185,36 +190,33 @@ pub enum Token<T> {
 }
 
 /// The connections of a job's ranks, each to each.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Mesh {
-    /// `to[from][to]`; none to itself.
-    pub to: Vec<Vec<Option<ConnectionId>>>,
+    /// By group `[group][from][to]`; none to itself.
+    pub groups: Vec<Vec<Vec<Option<ConnectionId>>>>,
 }
 
 #[derive(Debug, Default)]
 struct Rank {
     times: RankTimes,
-    piece: usize,
-    /// Exchanges that its own computing has begun.
-    begun: usize,
-    exchanges: Vec<Exchange>,
+    /// By group: launched, not begun.
+    launched: Vec<VecDeque<usize>>,
+    /// By group: how many are under way.
+    under_way: Vec<u32>,
+    collectives: Vec<State>,
     arrived: BTreeMap<RoundOf, usize>,
     /// Sends that wait for their receiver, with their bytes; and receivers that wait for a send.
     posted: BTreeMap<(RoundOf, usize), f64>,
     ready: BTreeSet<(RoundOf, usize)>,
-    after: bool,
     done: bool,
 }
 
-/// A rank's side of an exchange.
+/// A rank's side of a collective.
 #[derive(Debug, Clone, Default)]
-struct Exchange {
-    stage: usize,
-    entered: bool,
-    /// A timer of the stage runs.
-    busy: bool,
+struct State {
+    /// None before it has begun.
     segments: Vec<Segment>,
-    done: bool,
+    ended: bool,
 }
 
 /// A part of a collective that goes through all of its rounds.
@@ -222,7 +224,7 @@ struct Exchange {
 struct Segment {
     round: usize,
     posted: bool,
-    /// A timer of it runs.
+    /// What arrived is being taken in.
     busy: bool,
 }
 
@@ -231,12 +233,14 @@ pub type Others<'a, T> = dyn FnMut(&mut Network<Token<T>>, Happened<T>) + 'a;
 
 /// A step that cannot end: nothing is left that could happen. Completes "failed to ...".
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("end a step: rank {rank} waits in exchange {exchange} for messages that nobody sends, or that never arrive")]
+#[error(
+    "end a step: rank {rank} waits in collective {collective} for messages that nobody sends, or that never arrive"
+)]
 pub struct Stuck {
     /// The first that waits.
     pub rank: usize,
-    /// In which exchange of the step.
-    pub exchange: usize,
+    /// For which collective of the step.
+    pub collective: usize,
 }
 
 /// Runs a step to its end on every rank. `starts`: when each rank's begins. What is not the job's goes to `others`.
@@ -248,34 +252,40 @@ pub fn run<T: Copy>(
     starts: &[f64],
     others: &mut Others<'_, T>,
 ) -> Result<Times, Stuck> {
+    let count = step.collectives.len();
     let ranks = starts.iter().map(|&began| Rank {
-        times: RankTimes { began, exchanges: vec![Span::default(); step.exchanges.len()], ..RankTimes::default() },
-        exchanges: vec![Exchange::default(); step.exchanges.len()],
+        times: RankTimes { began, collectives: vec![Span::default(); count], ..RankTimes::default() },
+        launched: vec![VecDeque::new(); mesh.groups.len()],
+        under_way: vec![0; mesh.groups.len()],
+        collectives: vec![State::default(); count],
         ..Rank::default()
     });
     let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), free_at: vec![0.0; starts.len()] };
     for rank in 0..run.ranks.len() {
-        run.next_piece(rank, run.ranks[rank].times.began);
+        run.go_on(rank, run.ranks[rank].times.began);
     }
     while let Some(rank) = run.ranks.iter().position(|rank| !rank.done) {
         match run.network.advance() {
             None => {
-                let ended = |exchange: &Span| exchange.to > 0.0;
-                let exchange = run.ranks[rank].times.exchanges.iter().filter(|e| ended(e)).count();
-                return Err(Stuck { rank, exchange });
+                let collective = run.ranks[rank].collectives.iter().position(|state| !state.ended);
+                return Err(Stuck { rank, collective: collective.unwrap_or_default() });
             }
-            Some(Happened::Timer(Token::Compute(rank))) => run.computed(rank),
-            Some(Happened::Timer(Token::Exchange(at))) => run.software_done(at),
+            Some(Happened::Timer(Token::Computed(rank))) => run.did(rank, run.network.now()),
+            Some(Happened::Timer(Token::Begun { rank, collective })) => run.begun(rank, collective),
+            Some(Happened::Timer(Token::Received(at))) => {
+                run.ranks[at.rank].collectives[at.collective].segments[at.segment as usize].busy = false;
+                run.collective(at.rank, at.collective);
+            }
             Some(Happened::Delivered(Token::Message { to, of })) => {
                 *run.ranks[to].arrived.entry(of).or_default() += 1;
-                run.exchange(to);
+                run.collective(to, of.collective);
             }
             Some(Happened::Delivered(Token::Ready { to, by, of })) => run.ready(to, by, of),
             Some(Happened::Timer(Token::Other(token))) => others(run.network, Happened::Timer(token)),
             Some(Happened::Delivered(Token::Other(token))) => others(run.network, Happened::Delivered(token)),
             Some(
                 Happened::Timer(Token::Message { .. } | Token::Ready { .. })
-                | Happened::Delivered(Token::Compute(_) | Token::Exchange(_)),
+                | Happened::Delivered(Token::Computed(_) | Token::Begun { .. } | Token::Received(_)),
             ) => {}
         }
     }
@@ -293,53 +303,29 @@ struct Run<'a, T> {
 }
 
 impl<T: Copy> Run<'_, T> {
-    fn next_piece(&mut self, rank: usize, from: f64) {
-        match self.step.compute[rank].get(self.ranks[rank].piece) {
-            Some(piece) => {
-                let until = self.computes(rank, from, piece.seconds);
-                self.network.timer(until, Token::Compute(rank));
+    /// A rank, at a moment, does what it can until it computes or waits.
+    fn go_on(&mut self, rank: usize, at: f64) {
+        match self.step.ranks[rank].get(self.ranks[rank].times.done.len()) {
+            None => (self.ranks[rank].times.ended, self.ranks[rank].done) = (at, true),
+            Some(Do::Compute(seconds)) => {
+                let until = self.computes(rank, at, *seconds);
+                self.network.timer(until, Token::Computed(rank));
             }
-            None => {
-                self.ranks[rank].times.computed = from;
-                self.exchange(rank);
+            Some(&Do::Launch(collective)) => {
+                let group = self.step.collectives[collective].group;
+                self.ranks[rank].launched[group].push_back(collective);
+                self.begin(rank, group);
+                self.did(rank, at);
             }
+            Some(&Do::Wait(collective)) if self.ranks[rank].collectives[collective].ended => self.did(rank, at),
+            Some(Do::Wait(_)) => {}
         }
     }
 
-    fn computed(&mut self, rank: usize) {
-        if self.ranks[rank].after {
-            let ended = self.network.now();
-            let rank = &mut self.ranks[rank];
-            (rank.times.ended, rank.done) = (ended, true);
-            return;
-        }
-        let piece = self.step.compute[rank][self.ranks[rank].piece];
-        self.ranks[rank].piece += 1;
-        if piece.begins.is_some() {
-            self.ranks[rank].begun += 1;
-            self.exchange(rank);
-        }
-        self.next_piece(rank, self.network.now());
-    }
-
-    /// A rank's exchanges go on as far as they can.
-    fn exchange(&mut self, rank: usize) {
-        let at_once = self.software.at_once.max(1) as usize;
-        loop {
-            let Rank { exchanges, begun, .. } = &self.ranks[rank];
-            let open = (0..exchanges.len()).filter(|&number| !exchanges[number].done).take(at_once);
-            let open: Vec<usize> = open.take_while(|number| number < begun).collect();
-            if !open.into_iter().any(|exchange| self.stage(rank, exchange)) {
-                break;
-            }
-        }
-        let Rank { exchanges, after, piece, .. } = &self.ranks[rank];
-        let computed = *piece == self.step.compute[rank].len();
-        if computed && !after && exchanges.iter().all(|exchange| exchange.done) {
-            self.ranks[rank].after = true;
-            let until = self.computes(rank, self.network.now(), self.step.after[rank]);
-            self.network.timer(until, Token::Compute(rank));
-        }
+    /// What a rank was at is done.
+    fn did(&mut self, rank: usize, at: f64) {
+        self.ranks[rank].times.done.push(at);
+        self.go_on(rank, at);
     }
 
     /// Something takes its turn on a rank's processor: when it has ended.
@@ -354,111 +340,99 @@ impl<T: Copy> Run<'_, T> {
         if self.software.one_processor { self.turn(rank, from, seconds) } else { from + seconds }
     }
 
-    fn software(&mut self, at: At, seconds: f64) {
-        let until = self.turn(at.rank, self.network.now(), seconds);
-        self.network.timer(until, Token::Exchange(at));
+    fn software(&mut self, rank: usize, seconds: f64, then: Token<T>) {
+        let until = self.turn(rank, self.network.now(), seconds);
+        self.network.timer(until, then);
     }
 
-    fn software_done(&mut self, At { rank, exchange, segment }: At) {
-        let state = &mut self.ranks[rank].exchanges[exchange];
-        match state.segments.get_mut(segment as usize) {
-            Some(segment) if !state.busy => segment.busy = false,
-            _ => state.busy = false,
-        }
-        self.exchange(rank);
-    }
-
-    /// One thing of a rank's exchange; whether there was one to do.
-    fn stage(&mut self, rank: usize, exchange: usize) -> bool {
-        let Exchange { stage, entered, busy, .. } = self.ranks[rank].exchanges[exchange];
-        if busy {
-            return false;
-        }
+    /// A group's collectives begin, as many as may be under way.
+    fn begin(&mut self, rank: usize, group: usize) {
         let now = self.network.now();
-        if stage == 0 && !entered {
-            self.ranks[rank].times.exchanges[exchange].from = now;
+        while self.ranks[rank].under_way[group] < self.software.at_once.max(1) {
+            let Some(collective) = self.ranks[rank].launched[group].pop_front() else { break };
+            self.ranks[rank].under_way[group] += 1;
+            self.ranks[rank].times.collectives[collective].from = now;
+            self.software(rank, self.software.collective_s, Token::Begun { rank, collective });
         }
-        let Some(what) = self.step.exchanges[exchange].get(stage) else {
-            self.ranks[rank].times.exchanges[exchange].to = now;
-            self.ranks[rank].exchanges[exchange].done = true;
-            return true;
-        };
-        let (seconds, segments) = match (what, entered) {
-            (Stage::Compute(seconds), false) => (seconds[rank], 0),
-            (Stage::Collective(program), false) => {
-                (self.software.collective_s, if program.segmented { self.software.segments.max(1) } else { 1 })
-            }
-            (Stage::Compute(_), true) => return self.leave_stage(rank, exchange),
-            (Stage::Collective(program), true) => return self.collective(rank, exchange, program),
-        };
-        let state = &mut self.ranks[rank].exchanges[exchange];
-        (state.entered, state.busy) = (true, true);
-        state.segments = vec![Segment::default(); segments as usize];
-        self.software(At { rank, exchange, segment: 0 }, seconds);
-        true
     }
 
-    fn leave_stage(&mut self, rank: usize, exchange: usize) -> bool {
-        let state = &mut self.ranks[rank].exchanges[exchange];
-        (state.stage, state.entered) = (state.stage + 1, false);
-        true
+    fn begun(&mut self, rank: usize, collective: usize) {
+        let segmented = self.step.collectives[collective].program.segmented;
+        let segments = if segmented { self.software.segments.max(1) } else { 1 };
+        self.ranks[rank].collectives[collective].segments = vec![Segment::default(); segments as usize];
+        self.collective(rank, collective);
     }
 
-    /// A segment of a collective goes on, or the collective ends; whether there was anything to do.
-    fn collective(&mut self, rank: usize, exchange: usize, program: &Program) -> bool {
-        let segments = &self.ranks[rank].exchanges[exchange].segments;
-        let count = segments.len() as u32;
-        if segments.iter().all(|segment| !segment.busy && segment.round == program.ranks[rank].len()) {
-            return self.leave_stage(rank, exchange);
+    /// A collective goes on as far as it can.
+    fn collective(&mut self, rank: usize, collective: usize) {
+        let Collective { group, program } = &self.step.collectives[collective];
+        let count = self.ranks[rank].collectives[collective].segments.len() as u32;
+        for segment in 0..count {
+            self.round(At { rank, collective, segment }, program, 1.0 / f64::from(count));
         }
-        let share = 1.0 / f64::from(count);
-        (0..count).any(|segment| self.round(At { rank, exchange, segment }, program, share))
+        let rounds = program.ranks[rank].len();
+        let state = &mut self.ranks[rank].collectives[collective];
+        if count == 0 || state.ended || !state.segments.iter().all(|segment| !segment.busy && segment.round == rounds) {
+            return;
+        }
+        state.ended = true;
+        let now = self.network.now();
+        self.ranks[rank].times.collectives[collective].to = now;
+        self.ranks[rank].under_way[*group] -= 1;
+        self.begin(rank, *group);
+        let next = self.step.ranks[rank].get(self.ranks[rank].times.done.len());
+        if next == Some(&Do::Wait(collective)) {
+            self.did(rank, now);
+        }
     }
 
-    fn round(&mut self, at: At, program: &Program, share: f64) -> bool {
-        let At { rank, exchange, segment } = at;
-        let stage = self.ranks[rank].exchanges[exchange].stage;
-        let Segment { round, posted, busy } = self.ranks[rank].exchanges[exchange].segments[segment as usize];
-        let Some(what) = program.ranks[rank].get(round).filter(|_| !busy) else { return false };
-        let of = RoundOf { exchange, stage, round: what.index, segment };
+    /// A segment posts the messages of its round, and takes in what it waited for.
+    fn round(&mut self, at: At, program: &Program, share: f64) {
+        let At { rank, collective, segment } = at;
+        let Segment { round, posted, busy } = self.ranks[rank].collectives[collective].segments[segment as usize];
+        let Some(what) = program.ranks[rank].get(round).filter(|_| !busy) else { return };
+        let of = RoundOf { collective, round: what.index, segment };
         if !posted {
             self.post(rank, of, what, share);
-            self.ranks[rank].exchanges[exchange].segments[segment as usize].posted = true;
         }
-        if self.ranks[rank].arrived.get(&of).copied().unwrap_or(0) < what.senders.len() {
-            return false;
+        let all = self.ranks[rank].arrived.get(&of).copied().unwrap_or(0) >= what.senders.len();
+        self.ranks[rank].collectives[collective].segments[segment as usize] = if all {
+            Segment { round: round + 1, posted: false, busy: true }
+        } else {
+            Segment { round, posted: true, busy }
+        };
+        if all {
+            self.ranks[rank].arrived.remove(&of);
+            let seconds = self.software.round_s + self.software.byte_s * what.received_bytes * share;
+            self.software(rank, seconds, Token::Received(at));
         }
-        self.ranks[rank].arrived.remove(&of);
-        self.ranks[rank].exchanges[exchange].segments[segment as usize] =
-            Segment { round: round + 1, posted: false, busy: true };
-        self.software(at, self.software.round_s + self.software.byte_s * what.received_bytes * share);
-        true
     }
 
     fn post(&mut self, rank: usize, of: RoundOf, what: &Round, share: f64) {
         if self.software.rendezvous {
             for &sender in &what.senders {
-                self.transmit(rank, sender, READY_BYTES, Token::Ready { to: sender, by: rank, of });
+                self.transmit(rank, sender, READY_BYTES, Token::Ready { to: sender, by: rank, of }, of);
             }
         }
         for send in &what.sends {
             if self.software.rendezvous && !self.ranks[rank].ready.remove(&(of, send.to)) {
                 self.ranks[rank].posted.insert((of, send.to), send.bytes * share);
             } else {
-                self.transmit(rank, send.to, send.bytes * share, Token::Message { to: send.to, of });
+                self.transmit(rank, send.to, send.bytes * share, Token::Message { to: send.to, of }, of);
             }
         }
     }
 
     fn ready(&mut self, sender: usize, by: usize, of: RoundOf) {
         match self.ranks[sender].posted.remove(&(of, by)) {
-            Some(bytes) => self.transmit(sender, by, bytes, Token::Message { to: by, of }),
+            Some(bytes) => self.transmit(sender, by, bytes, Token::Message { to: by, of }, of),
             None => _ = self.ranks[sender].ready.insert((of, by)),
         }
     }
 
-    fn transmit(&mut self, from: usize, to: usize, bytes: f64, token: Token<T>) {
-        if let Some(connection) = self.mesh.to[from][to] {
+    fn transmit(&mut self, from: usize, to: usize, bytes: f64, token: Token<T>, of: RoundOf) {
+        let group = self.step.collectives[of.collective].group;
+        if let Some(connection) = self.mesh.groups[group][from][to] {
             self.network.send(connection, bytes, token);
         }
     }

@@ -324,11 +324,12 @@ impl<T: Copy> Network<T> {
         connection.latency.at(self.now) + connection.latency_back.at(self.now) + self.tcp.stack_s
     }
 
-    /// Bytes per second that a port lets through now.
+    /// Bytes of payload per second that a port lets through now.
     fn capacity(&self, port: PortId) -> f64 {
         let PortState { port, tokens, .. } = &self.ports[port];
         let rate = port.rate.at(self.now);
-        port.burst.filter(|_| *tokens > LEAST_BYTES).map_or(rate, |burst| burst.peak.max(rate))
+        self.tcp.payload_share()
+            * port.burst.filter(|_| *tokens > LEAST_BYTES).map_or(rate, |burst| burst.peak.max(rate))
     }
 
     /// Seconds that a packet waits behind what is queued on a path, itself included.
@@ -590,7 +591,7 @@ impl<T: Copy> Network<T> {
     }
 
     fn count_tokens(&mut self, port: PortId) {
-        let (now, rate) = (self.now, self.ports[port].port.rate.at(self.now));
+        let (now, rate) = (self.now, self.tcp.payload_share() * self.ports[port].port.rate.at(self.now));
         let state = &mut self.ports[port];
         if let Some(burst) = state.port.burst {
             let gained = (rate - state.load) * (now - state.counted);
@@ -600,7 +601,7 @@ impl<T: Copy> Network<T> {
     }
 
     fn plan_tokens(&mut self, port: PortId) {
-        let rate = self.ports[port].port.rate.at(self.now);
+        let rate = self.tcp.payload_share() * self.ports[port].port.rate.at(self.now);
         let state = &mut self.ports[port];
         state.plan += 1;
         let (plan, drain) = (state.plan, state.load - rate);

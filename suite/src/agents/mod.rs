@@ -260,7 +260,7 @@ impl Beside for Agents {
         let tests = tests.collect();
         let up = (0..world).map(|rank| connect(rank, 0)).collect();
         let down = (0..world).map(|rank| connect(0, rank)).collect();
-        self.wires = Wires { job: net.mesh.to.clone(), tests, up, down };
+        self.wires = Wires { job: net.mesh.groups[0].clone(), tests, up, down };
         let Self { nodes, desk, wires, letters, spent, .. } = self;
         let world = &mut World { network: &mut net.network, wires, letters, spent };
         desk.arm(world);

@@ -87,11 +87,11 @@ impl Bench {
         let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
         while starts[0] < until {
             let codec = CodecSeconds::default();
-            let step = timeline.step(&Strategy::DENSE_RING, &exchanged, codec, &mut rng).unwrap();
+            let step = timeline.step(&Strategy::DENSE_RING, &exchanged, codec, &[], &mut rng).unwrap();
             let Self { net, agents, .. } = &mut self;
             let software = Coefficients::frozen().software;
             let others = &mut |network: &mut Shared, what| agents.happened(network, what);
-            let times = job::run(&mut net.network, &net.mesh, software, &step, &starts, others).unwrap();
+            let times = job::run(&mut net.network, &net.mesh, software, &step.step, &starts, others).unwrap();
             for (rank, times) in times.ranks.iter().enumerate() {
                 self.stepped(rank, number, (times.ended - times.began) * 1e6);
             }
