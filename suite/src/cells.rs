@@ -6,7 +6,7 @@ use crate::steps::{Compute, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::{Mesh, Token};
-use flexcomm_truth::network::{ConnectionId, Network, Port, PortId};
+use flexcomm_truth::network::{Burst, ConnectionId, Network, Port, PortId};
 use flexcomm_truth::trace::{Step, Trace};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -53,6 +53,13 @@ pub struct Cell {
     /// Ranks that share a NIC.
     #[serde(default = "one")]
     pub ranks_per_nic: usize,
+    /// Of every NIC, each way: megabytes of credit that go at [`Self::burst_mbit`] where that is faster than its bandwidth. The credit
+    /// is full at first, and comes back with what bandwidth is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_mbytes: Option<f64>,
+    /// Its bandwidth while it has credit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_mbit: Option<f64>,
     /// How ranks differ from step to step.
     pub stragglers: Stragglers,
     /// One after the other, then again from the first.
@@ -162,7 +169,16 @@ impl Cell {
                 within("competitors", f64::from(odd.competitors), 0.0, 1000.0)?;
             }
         }
-        Ok(())
+        match (self.burst_mbytes, self.burst_mbit) {
+            (None, None) => Ok(()),
+            (Some(mbytes), Some(mbit)) => {
+                within("burst_mbytes", mbytes, 1e-3, 1e9)?;
+                let rates = self.phases.iter().flat_map(|phase| [phase.up_mbit, phase.down_mbit]);
+                within("burst_mbit", mbit, rates.fold(f64::INFINITY, f64::min), 1e7)
+                    .context("a burst must be as fast as the least up_mbit or down_mbit")
+            }
+            _ => bail!("it has one of burst_mbytes and burst_mbit, and needs both or none"),
+        }
     }
 
     /// NICs of the job.
@@ -184,6 +200,10 @@ impl Cell {
     /// What a step takes besides its transfers.
     pub fn compute(&self) -> Compute {
         Compute { seconds: self.compute_s, values_factor: self.values_factor }
+    }
+
+    fn burst(&self) -> Option<Burst> {
+        Some(Burst { bytes: self.burst_mbytes? * 1e6, peak: self.burst_mbit? * 1e6 / 8.0 })
     }
 
     /// When phases begin, and which.
@@ -247,7 +267,7 @@ impl<T: Copy> Net<T> {
             rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
             competitors: cell.trace(|phase| phase.odd(nic).map_or(0.0, |odd| f64::from(odd.competitors))),
             buffer: truth.buffer_bytes,
-            burst: None,
+            burst: cell.burst(),
         };
         let ups = (0..nics).map(|nic| port(nic, |phase| phase.up_mbit));
         let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));

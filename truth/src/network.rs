@@ -632,8 +632,10 @@ impl<T: Copy> Network<T> {
     }
 
     fn count_tokens(&mut self, port: PortId) {
-        let (now, rate) = (self.now, self.ports[port].port.rate.at(self.now));
+        let now = self.now;
         let state = &mut self.ports[port];
+        // Every change of the rate is counted up to, so it was the same all the time.
+        let rate = state.port.rate.at(state.counted);
         if let Some(burst) = state.port.burst {
             let gained = (rate - state.load) * (now - state.counted);
             state.tokens = (state.tokens + gained).clamp(0.0, burst.bytes);

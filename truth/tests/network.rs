@@ -189,6 +189,22 @@ fn a_token_bucket_lets_its_credit_go_at_the_peak() {
 }
 
 #[test]
+fn a_credit_comes_back_at_the_rate_of_its_time() {
+    let burst = Some(Burst { bytes: 9e5, peak: 1e6 });
+    let steps = [(0.0, 1e5), (2.0, 9e5), (2.1, 1e5)].map(|(from, value)| Step { from, value });
+    let mut network = network(wide(), vec![Port { burst, rate: Trace::new(steps.to_vec()).unwrap(), ..port(0.0) }]);
+    let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(connection, 1e6, 1);
+    assert!(near(arrivals(&mut network)[0].1, 1.0), "all of the credit");
+    network.timer(2.1, 2);
+    assert_eq!(network.advance(), Some(Happened::Timer(2)));
+    network.send(connection, 3e5, 3);
+    // 0.1 MB in one second and 0.09 MB in a tenth came back: they last for 0.19 / 0.9 s at the peak.
+    let fast_s = 0.19 / 0.9;
+    assert!(near(arrivals(&mut network)[0].1, 2.1 + fast_s + (3e5 - 1e6 * fast_s) / 1e5));
+}
+
+#[test]
 fn many_senders_to_one_overflow_a_small_queue() {
     let run = |buffer: f64| {
         let ports = (0..9).map(|i| Port { buffer: if i == 8 { buffer } else { 1e12 }, ..port(1e7) }).collect();
