@@ -158,7 +158,7 @@ pub fn run<B: Beside>(
     ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
-    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes());
+    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes(now));
     Ok(ran)
 }
 

@@ -109,9 +109,6 @@ fn whole() -> f64 {
     1.0
 }
 
-/// Changes of a network are listed up to this many phases; no run of 1,500 steps outlasts them.
-const MOST_PHASES: usize = 4_000;
-
 impl Cell {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self> {
@@ -206,20 +203,26 @@ impl Cell {
         Some(Burst { bytes: self.burst_mbytes? * 1e6, peak: self.burst_mbit? * 1e6 / 8.0 })
     }
 
-    /// When phases begin, and which.
+    /// When phases begin in the first cycle, and which.
     fn phases(&self) -> impl Iterator<Item = (f64, &Phase)> {
         let begin = |at: &mut f64, phase: &'_ Phase| {
             let begins = *at;
             *at += phase.seconds;
             Some(begins)
         };
-        let cycle = || self.phases.iter().cycle().take(MOST_PHASES);
-        cycle().scan(0.0, begin).zip(cycle())
+        self.phases.iter().scan(0.0, begin).zip(&self.phases)
     }
 
-    /// When the network changes, in seconds since the start.
-    pub fn changes(&self) -> Vec<f64> {
-        self.phases().map(|(at, _)| at).skip(1).collect()
+    /// Seconds of all phases.
+    fn cycle_s(&self) -> f64 {
+        self.phases.iter().fold(0.0, |seconds, phase| seconds + phase.seconds)
+    }
+
+    /// When the network changes, up to a moment, in seconds since the start.
+    pub fn changes(&self, until: f64) -> Vec<f64> {
+        let cycle_s = self.cycle_s();
+        let cycle = |number: u32| self.phases().map(move |(at, _)| f64::from(number) * cycle_s + at);
+        (0..).flat_map(cycle).skip(1).take_while(|at| *at <= until).collect()
     }
 
     fn trace(&self, value: impl Fn(&Phase) -> f64) -> Trace {
@@ -230,7 +233,7 @@ impl Cell {
                 steps.push(Step { from, value });
             }
         }
-        Trace::new(steps).unwrap_or_else(|| Trace::constant(0.0))
+        Trace::cyclic(steps, self.cycle_s()).unwrap_or_else(|| Trace::constant(0.0))
     }
 }
 

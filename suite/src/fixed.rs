@@ -354,8 +354,7 @@ pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
     let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64 }];
     let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
     let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
-    let idle =
-        Cell { stragglers, steps: STEPS, compute_s: 1e-6, burst_mbytes: None, burst_mbit: None, ..cell.clone() };
+    let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, burst_mbytes: None, burst_mbit: None, ..cell.clone() };
     let seconds = |phase: &Phase| step_in_phase(&idle, phase, truth, 1, &curve);
     let all: Vec<f64> = cell.phases.iter().map(seconds).collect::<Result<_>>()?;
     Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)

@@ -95,6 +95,26 @@ fn the_cells_are_written_and_read() {
     assert!(slow.contains("a burst must be as fast as the least up_mbit or down_mbit: burst_mbit is 0.001"), "{slow}");
 }
 
+/// Five thousand phases of a tenth of a second.
+#[test]
+fn phases_go_on_for_ever() {
+    let mut cell = Cell { world: 2, ranks_per_nic: 1, ..families::drawn()[0].clone() };
+    cell.phases.truncate(2);
+    for (phase, mbit) in cell.phases.iter_mut().zip([80.0, 8.0]) {
+        (phase.seconds, phase.up_mbit, phase.down_mbit, phase.latency_ms) = (0.1, mbit, mbit, 0.0);
+    }
+    let changes = cell.changes(500.05);
+    assert!(changes.len() == 5000 && (changes[4999] - 500.0).abs() < 1e-9, "{:?}", changes.last());
+    for (at, expected) in [(500.01, 0.005), (500.11, 0.05)] {
+        let mut net: Net<()> = Net::new(&cell, &Coefficients::frozen(), 1);
+        net.network.timer(at, Token::Other(()));
+        assert_eq!(net.network.advance(), Some(Happened::Timer(Token::Other(()))));
+        net.network.send(net.mesh.to[0][1].unwrap(), 5e4, Token::Other(()));
+        assert!(net.network.advance().is_some());
+        assert!((net.network.now() - at - expected).abs() < 1e-3, "{}", net.network.now());
+    }
+}
+
 #[test]
 fn a_credit_goes_at_the_peak_and_the_rest_at_the_rate() {
     let mut cell = Cell { world: 2, ranks_per_nic: 1, ..families::drawn()[0].clone() };
@@ -122,7 +142,8 @@ fn the_last_swing_has_a_credit_that_is_fitted_with_its_bandwidths() {
     assert!(with.len() == 1 && with[0].name == "swing-6", "{with:?}");
     let drawn = Cell { world: 2, ..with[0].clone() };
     let fitted = families::fitted(&drawn, &Coefficients::frozen()).unwrap();
-    let over = |cell: &Cell| [cell.burst_mbit, cell.burst_mbytes].map(|of_burst| of_burst.unwrap() / cell.phases[1].up_mbit);
+    let over =
+        |cell: &Cell| [cell.burst_mbit, cell.burst_mbytes].map(|of_burst| of_burst.unwrap() / cell.phases[1].up_mbit);
     let (before, after) = (over(&drawn), over(&fitted));
     assert!((2.0..6.0).contains(&after[0]), "{after:?}");
     assert!((0..2).all(|i| (after[i] / before[i] - 1.0).abs() < 1e-3), "{before:?} {after:?}");
