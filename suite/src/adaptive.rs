@@ -21,7 +21,7 @@ pub trait Beside {
     type Token: Copy;
 
     /// Whether the ranks agree anew in every step, as they do where a step takes a second, and not every 20 ms: what is ordered during
-    /// a step is then in force two steps after it.
+    /// a step is then in force two steps after it. Nothing is sent for it.
     const EVERY_STEP: bool = false;
 
     /// Before the first step, at time 0: one [`Hello`] for each rank, in order.

@@ -277,13 +277,19 @@ impl<T: Copy> Net<T> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(1);
         let network = Network::new(truth.tcp, ups.chain(downs).collect(), rng);
-        let mut net =
-            Self { network, mesh: Mesh { to: Vec::new() }, up: (0..nics).collect(), down: (nics..2 * nics).collect() };
+        let mut net = Self {
+            network,
+            mesh: Mesh { to: Vec::new(), control: Vec::new() },
+            up: (0..nics).collect(),
+            down: (nics..2 * nics).collect(),
+        };
         let between = |net: &mut Self, from: usize, to: usize| {
             (from != to).then(|| net.connect(cell, cell.nic(from), cell.nic(to)))
         };
-        net.mesh.to =
-            (0..cell.world).map(|from| (0..cell.world).map(|to| between(&mut net, from, to)).collect()).collect();
+        let each = |net: &mut Self| {
+            (0..cell.world).map(|from| (0..cell.world).map(|to| between(net, from, to)).collect()).collect()
+        };
+        net.mesh = Mesh { to: each(&mut net), control: each(&mut net) };
         net
     }
 

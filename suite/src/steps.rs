@@ -122,6 +122,8 @@ pub struct Timeline {
     compute: Compute,
     stragglers: Stragglers,
     programs: Programs,
+    /// Of the control group, whose bytes no factor multiplies.
+    control: Programs,
 }
 
 /// Of computing: forward takes a third, backward the rest.
@@ -132,8 +134,8 @@ const UPDATE: f64 = 0.03;
 impl Timeline {
     /// Of a job.
     pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers, gather: Gather) -> Self {
-        let programs = Programs { gather, ..Programs::default() };
-        Self { world, buckets, compute, stragglers, programs }
+        let programs = || Programs { gather, ..Programs::default() };
+        Self { world, buckets, compute, stragglers, programs: programs(), control: programs() }
     }
 
     /// Values that a bucket stands for.
@@ -169,7 +171,15 @@ impl Timeline {
                 .push(self.stages(strategy, exchanged, decompress[bucket]).context("find a collective's transfers")?);
         }
         let after = factors.iter().map(|factor| self.compute.seconds * factor * UPDATE).collect();
-        Ok(Step { compute, exchanges, after })
+        Ok(Step { compute, exchanges, after, control: Vec::new() })
+    }
+
+    /// What the control group exchanges in a step.
+    pub fn control(&mut self, carried: &[Carried]) -> Result<Vec<Stage>> {
+        let (world, collective) = (self.world as u32, Strategy::DENSE_RING.collective());
+        let programs = &mut self.control;
+        let stage = |carried: &Carried| Ok(Stage::Collective(programs.of(*carried, collective, world, 1.0)?));
+        carried.iter().map(stage).collect()
     }
 
     fn stages(&mut self, strategy: &Strategy, exchanged: &Exchanged, decompress: f64) -> Result<Vec<Stage>> {

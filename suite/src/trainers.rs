@@ -3,22 +3,23 @@
 //! costs is measured as the hook for torch does it, whose buckets are exchanged while backward goes on.
 //!
 //! All ranks' parts of the agreement follow from rank 0's messages and from the answers that all have, so rank 0's stands for all;
-//! that they are alike is tested in `flexcomm_trainer`. Left out are the bytes of that control group: a message of some kilobytes
-//! every 20 ms at the most, an answer of 512 bytes in each iteration of a trial, and samples of gradients for AR-Topk's shadows.
-//! So are the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
+//! that they are alike is tested in `flexcomm_trainer`. The control group's messages and answers go over connections of their own,
+//! as Gloo carries them for the hook. A message that may take two ticks is waited for in the first; a step's own collectives have at
+//! least as many rounds. Where a script orders strategies, the agreement is free. Left out are samples of gradients for AR-Topk's
+//! shadows, the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
 
 use crate::adaptive::Beside;
 use crate::cells::{Cell, Net};
 use crate::fixed::{bucket_values, step_rng};
-use crate::ranks::{Data, Ranks, Saved, Stepped, Test, buckets};
+use crate::ranks::{Carried, Data, Ranks, Saved, Stepped, Test, buckets};
 use crate::steps::{self, Timeline};
 use anyhow::{Context, Result};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
-use flexcomm_exchange::{LeaderShadows, Param, Shadows};
+use flexcomm_exchange::{How, LeaderShadows, Param, Shadows};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Costs, InForce, OrdersSlot, Telemetry, Tick, Trial, TrialPlan,
-    Verdict,
+    ANSWER_BYTES, AbortCause, Agreement, Answer, Change, Control, Costs, InForce, MESSAGE_BYTES, OrdersSlot, Telemetry,
+    Tick, Trial, TrialPlan, Verdict,
 };
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
 use flexcomm_truth::job::{self, RankTimes, Stage, Step};
@@ -206,6 +207,7 @@ impl<'a> Trainers<'a> {
         if self.control.announces() {
             self.message = self.control.message();
         }
+        let agreement = if B::EVERY_STEP { Vec::new() } else { self.agreement() };
         let samples = self.samples();
         let stepped = match self.ranks.tick(&tick) {
             Err(_) if tick.step > 0 && self.ranks.has_refused() => return Ok(None),
@@ -213,7 +215,8 @@ impl<'a> Trainers<'a> {
         };
         let codec = self.seconds(tick.strategy.spec())?;
         let shadows = self.shadow_seconds(&tick, stepped.buckets.len())?;
-        let plan = self.plan(&tick, &stepped, codec, &shadows)?;
+        let mut plan = self.plan(&tick, &stepped, codec, &shadows)?;
+        plan.control = self.timeline.control(&agreement).context("find the control group's transfers")?;
         let Around { net, beside } = around;
         let mut others = |network: &mut _, what| beside.happened(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan, &self.starts, &mut others)?;
@@ -254,6 +257,13 @@ impl<'a> Trainers<'a> {
             strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
         };
         self.orders.offer(self.control.agreement(), true, runs);
+    }
+
+    /// What the control group carries in the tick that has begun.
+    fn agreement(&self) -> Vec<Carried> {
+        let message = self.control.announces().then_some((How::Broadcast(0), MESSAGE_BYTES));
+        let answers = self.control.gathers().then_some((How::Gather, ANSWER_BYTES));
+        message.into_iter().chain(answers).map(|(how, bytes)| Carried { how, bytes }).collect()
     }
 
     /// What each rank says of the trial under way.
@@ -456,6 +466,7 @@ mod tests {
             compute: vec![vec![piece(3.0, 0), piece(2.0, 1)]; 2],
             exchanges: vec![stages(), stages()],
             after: vec![0.25; 2],
+            control: Vec::new(),
         };
         let spans = vec![Span { from: 4.0, to: 5.5 }, Span { from: 6.0, to: 9.5 }];
         let times = RankTimes { began: 1.0, computed: 6.0, exchanges: spans, ended: 9.75 };

@@ -62,6 +62,9 @@ pub struct Step {
     pub exchanges: Vec<Vec<Stage>>,
     /// By rank: seconds after the last exchange (the optimizer).
     pub after: Vec<f64>,
+    /// What the ranks exchange besides, over a group of its own: every rank begins it with its first bucket, beside the exchanges, and
+    /// waits for it at the end of the step.
+    pub control: Vec<Stage>,
 }
 
 /// When things happened, seconds since the start of the clock.
@@ -132,7 +135,7 @@ const READY_BYTES: f64 = 56.0;
 /// Which round of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoundOf {
-    /// Of the step.
+    /// Of the step; the control group's comes after the others.
     pub exchange: usize,
     /// Of the exchange.
     pub stage: usize,
@@ -185,6 +188,8 @@ pub enum Token<T> {
 pub struct Mesh {
     /// `to[from][to]`; none to itself.
     pub to: Vec<Vec<Option<ConnectionId>>>,
+    /// The control group's, in the same form; empty where no step uses it.
+    pub control: Vec<Vec<Option<ConnectionId>>>,
 }
 
 #[derive(Debug, Default)]
@@ -201,6 +206,7 @@ struct Rank {
     posted: BTreeMap<(RoundOf, usize), f64>,
     ready: BTreeSet<(RoundOf, usize)>,
     after: bool,
+    updated: bool,
     done: bool,
 }
 
@@ -246,9 +252,10 @@ pub fn run<T: Copy>(
     starts: &[f64],
     others: &mut Others<'_, T>,
 ) -> Result<Times, Stuck> {
+    let count = step.exchanges.len();
     let ranks = starts.iter().map(|&began| Rank {
-        times: RankTimes { began, exchanges: vec![Span::default(); step.exchanges.len()], ..RankTimes::default() },
-        exchanges: vec![Exchange::default(); step.exchanges.len()],
+        times: RankTimes { began, exchanges: vec![Span::default(); count], ..RankTimes::default() },
+        exchanges: vec![Exchange::default(); count + 1],
         ..Rank::default()
     });
     let mut run = Run { network, mesh, software, step, ranks: ranks.collect() };
@@ -301,10 +308,8 @@ impl<T: Copy> Run<'_, T> {
 
     fn computed(&mut self, rank: usize) {
         if self.ranks[rank].after {
-            let ended = self.network.now();
-            let rank = &mut self.ranks[rank];
-            (rank.times.ended, rank.done) = (ended, true);
-            return;
+            self.ranks[rank].updated = true;
+            return self.exchange(rank);
         }
         let piece = self.step.compute[rank][self.ranks[rank].piece];
         self.ranks[rank].piece += 1;
@@ -318,19 +323,25 @@ impl<T: Copy> Run<'_, T> {
     /// A rank's exchanges go on as far as they can.
     fn exchange(&mut self, rank: usize) {
         let at_once = self.software.at_once.max(1) as usize;
+        let control = self.step.exchanges.len();
+        let computed = self.ranks[rank].piece == self.step.compute[rank].len();
         loop {
             let Rank { exchanges, begun, .. } = &self.ranks[rank];
-            let open = (0..exchanges.len()).filter(|&number| !exchanges[number].done).take(at_once);
-            let open: Vec<usize> = open.take_while(|number| number < begun).collect();
+            let open = (0..control).filter(|&number| !exchanges[number].done).take(at_once);
+            let open = open.take_while(|number| number < begun);
+            let beside = (!exchanges[control].done && (*begun > 0 || computed)).then_some(control);
+            let open: Vec<usize> = open.chain(beside).collect();
             if !open.into_iter().any(|exchange| self.stage(rank, exchange)) {
                 break;
             }
         }
-        let Rank { exchanges, after, piece, .. } = &self.ranks[rank];
-        let computed = *piece == self.step.compute[rank].len();
-        if computed && !after && exchanges.iter().all(|exchange| exchange.done) {
-            self.ranks[rank].after = true;
-            self.network.timer(self.network.now() + self.step.after[rank], Token::Compute(rank));
+        let now = self.network.now();
+        let Rank { exchanges, after, updated, done, times, .. } = &mut self.ranks[rank];
+        if computed && !*after && exchanges[..control].iter().all(|exchange| exchange.done) {
+            *after = true;
+            self.network.timer(now + self.step.after[rank], Token::Compute(rank));
+        } else if *updated && !*done && exchanges[control].done {
+            (times.ended, *done) = (now, true);
         }
     }
 
@@ -357,12 +368,16 @@ impl<T: Copy> Run<'_, T> {
             return false;
         }
         let now = self.network.now();
-        if stage == 0 && !entered {
-            self.ranks[rank].times.exchanges[exchange].from = now;
+        let stages = self.step.exchanges.get(exchange).unwrap_or(&self.step.control);
+        let Rank { times, exchanges, .. } = &mut self.ranks[rank];
+        // Of the control group's no times are kept.
+        let mut span = times.exchanges.get_mut(exchange);
+        if let Some(span) = span.as_mut().filter(|_| stage == 0 && !entered) {
+            span.from = now;
         }
-        let Some(what) = self.step.exchanges[exchange].get(stage) else {
-            self.ranks[rank].times.exchanges[exchange].to = now;
-            self.ranks[rank].exchanges[exchange].done = true;
+        let Some(what) = stages.get(stage) else {
+            span.into_iter().for_each(|span| span.to = now);
+            exchanges[exchange].done = true;
             return true;
         };
         let (seconds, segments) = match (what, entered) {
@@ -420,27 +435,29 @@ impl<T: Copy> Run<'_, T> {
     fn post(&mut self, rank: usize, of: RoundOf, what: &Round, share: f64) {
         if self.software.rendezvous {
             for &sender in &what.senders {
-                self.transmit(rank, sender, READY_BYTES, Token::Ready { to: sender, by: rank, of });
+                self.transmit(rank, sender, of, READY_BYTES, Token::Ready { to: sender, by: rank, of });
             }
         }
         for send in &what.sends {
             if self.software.rendezvous && !self.ranks[rank].ready.remove(&(of, send.to)) {
                 self.ranks[rank].posted.insert((of, send.to), send.bytes * share);
             } else {
-                self.transmit(rank, send.to, send.bytes * share, Token::Message { to: send.to, of });
+                self.transmit(rank, send.to, of, send.bytes * share, Token::Message { to: send.to, of });
             }
         }
     }
 
     fn ready(&mut self, sender: usize, by: usize, of: RoundOf) {
         match self.ranks[sender].posted.remove(&(of, by)) {
-            Some(bytes) => self.transmit(sender, by, bytes, Token::Message { to: by, of }),
+            Some(bytes) => self.transmit(sender, by, of, bytes, Token::Message { to: by, of }),
             None => _ = self.ranks[sender].ready.insert((of, by)),
         }
     }
 
-    fn transmit(&mut self, from: usize, to: usize, bytes: f64, token: Token<T>) {
-        if let Some(connection) = self.mesh.to[from][to] {
+    fn transmit(&mut self, from: usize, to: usize, of: RoundOf, bytes: f64, token: Token<T>) {
+        let Mesh { to: own, control } = self.mesh;
+        let connections = if of.exchange < self.step.exchanges.len() { own } else { control };
+        if let Some(connection) = connections[from][to] {
             self.network.send(connection, bytes, token);
         }
     }

@@ -18,8 +18,9 @@ fn job(n: usize, rate: f64, latency: f64) -> (Network<Token<()>>, Mesh) {
     let mut connect = |from: usize, to: usize| {
         (from != to).then(|| network.connect(vec![from, n + to], Trace::constant(latency), Trace::constant(latency)))
     };
-    let to = (0..n).map(|from| (0..n).map(|to| connect(from, to)).collect()).collect();
-    (network, Mesh { to })
+    let mut each = || (0..n).map(|from| (0..n).map(|to| connect(from, to)).collect()).collect();
+    let (to, control) = (each(), each());
+    (network, Mesh { to, control })
 }
 
 /// A ring of `rounds` rounds in which every rank hands `bytes` to the next.
@@ -40,6 +41,7 @@ fn step(n: usize, buckets: &[f64], exchange: &[Stage]) -> Step {
         compute: (0..n).map(pieces).collect(),
         exchanges: buckets.iter().map(|_| exchange.to_vec()).collect(),
         after: vec![0.5; n],
+        control: Vec::new(),
     }
 }
 
@@ -105,6 +107,31 @@ fn a_receiver_is_waited_for_and_collectives_run_beside_one_another() {
         near(small(gloo, exchanges), rounds);
     }
     near(small(Software { at_once: 2, ..NO_SOFTWARE }, 4), 12.0);
+}
+
+#[test]
+fn a_control_group_runs_beside_the_exchanges_and_is_waited_for_at_the_end() {
+    let run = |rounds: u32| {
+        let (mut network, mesh) = job(4, 1e9, 0.01);
+        let stage = |rounds| Stage::Collective(Arc::new(ring(4, rounds, 64.0)));
+        let control = if rounds > 0 { vec![stage(rounds)] } else { Vec::new() };
+        let step = Step { control, ..step(4, &[1.0, 0.2], &[stage(6)]) };
+        let times = run(&mut network, &mesh, NO_SOFTWARE, &step, &[0.0; 4], &mut |_, _| ()).unwrap();
+        assert!(times.ranks.iter().all(|rank| (rank.ended - times.ranks[0].ended).abs() < 1e-6), "{times:?}");
+        (times.ranks[0].exchanges.clone(), times.ranks[0].ended)
+    };
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-4, "{a} {b}");
+    let (alone, ended) = run(0);
+    near(ended, 1.2 + 0.06 + 0.5);
+    // It begins at 1 s, with the first bucket; 70 rounds end before the optimizer does, 90 after it.
+    for (rounds, expected) in [(70, ended), (90, 1.9)] {
+        let (spans, ended) = run(rounds);
+        near(ended, expected);
+        for (span, alone) in spans.iter().zip(&alone) {
+            near(span.from, alone.from);
+            near(span.to, alone.to);
+        }
+    }
 }
 
 #[test]
