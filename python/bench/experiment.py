@@ -178,6 +178,8 @@ def read_cell(path: pathlib.Path) -> dict[str, Any]:
     for key, value in NOT_PLAYED.items():
         if cell.get(key, value) != value:
             raise SystemExit(f"failed to use cell {path}: {key} is {cell[key]}, played is only {value}")
+    if "burst_mbit" in cell:
+        raise SystemExit(f"failed to use cell {path}: it has burst_mbit, token buckets are not played")
     if cell["model"] != "perceptron":
         raise SystemExit(f"failed to use cell {path}: model is {cell['model']}, played is only perceptron")
     for phase in cell["phase"]:

@@ -21,7 +21,7 @@ pub trait Beside {
     type Token: Copy;
 
     /// Whether the ranks agree anew in every step, as they do where a step takes a second, and not every 20 ms: what is ordered during
-    /// a step is then in force two steps after it.
+    /// a step is then in force two steps after it. Nothing is sent for it.
     const EVERY_STEP: bool = false;
 
     /// Before the first step, at time 0: one [`Hello`] for each rank, in order.
@@ -158,7 +158,7 @@ pub fn run<B: Beside>(
     ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
-    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes());
+    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes(now));
     Ok(ran)
 }
 

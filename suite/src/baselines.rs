@@ -227,6 +227,11 @@ impl Baselines {
         score::geometric_mean(seconds?)
     }
 
+    /// Seconds after which a seed's run counts as one that does not reach the target: until then controls follow the network.
+    pub(crate) fn counts_until(&self, seed: u64) -> Result<f64> {
+        Ok(UNREACHED * self.measure(seed).context("dense comes first")?.budget_s)
+    }
+
     /// Steps that a setting takes to the target over dense's, in the geometric mean over the seeds; none where one does not get there.
     fn more_steps(&self, setting: &str) -> Option<f64> {
         let ratio = |seed: &u64| Some(self.fixed(setting, *seed)?.steps? / self.fixed(DENSE, *seed)?.steps?);
@@ -281,10 +286,10 @@ impl Baselines {
     }
 }
 
-/// What the oracle orders: the best of each phase, where it is another than before.
-pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Vec<Change>> {
+/// What the oracle orders up to a moment: the best of each phase, where it is another than before.
+pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest], until: f64) -> Result<Vec<Change>> {
     let mut script = Vec::<Change>::new();
-    for (at_s, phase) in [0.0].into_iter().chain(cell.changes()).zip(phases.iter().cycle()) {
+    for (at_s, phase) in [0.0].into_iter().chain(cell.changes(until)).zip(phases.iter().cycle()) {
         let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
         if script.last().is_none_or(|last| last.strategy != strategy) {
             script.push(Change { at_s, strategy });
@@ -293,10 +298,10 @@ pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Vec<Cha
     Ok(script)
 }
 
-/// Any fixed setting at each change.
-pub(crate) fn random_script(cell: &Cell, seed: u64) -> Vec<Change> {
+/// Any fixed setting at each change up to a moment.
+pub(crate) fn random_script(cell: &Cell, seed: u64, until: f64) -> Vec<Change> {
     let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", cell.name)).0);
     let settings = fixed::settings(cell.momentum);
     let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
-    [0.0].into_iter().chain(cell.changes()).map(any).collect()
+    [0.0].into_iter().chain(cell.changes(until)).map(any).collect()
 }

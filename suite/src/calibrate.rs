@@ -190,6 +190,8 @@ fn cell(measured: &Measured) -> Cell {
         codec_factors: BTreeMap::new(),
         communication_ratio: 1.0,
         ranks_per_nic: 1,
+        burst_mbytes: None,
+        burst_mbit: None,
         stragglers: Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 },
         phases: vec![phase],
     }

@@ -2,11 +2,11 @@
 
 use crate::files;
 use crate::ranks::{Model, Recipe};
-use crate::steps::{Compute, Stragglers};
+use crate::steps::{self, Compute, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::{Mesh, Token};
-use flexcomm_truth::network::{ConnectionId, Network, Port, PortId};
+use flexcomm_truth::network::{Burst, ConnectionId, Network, Port, PortId};
 use flexcomm_truth::trace::{Step, Trace};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -53,6 +53,13 @@ pub struct Cell {
     /// Ranks that share a NIC.
     #[serde(default = "one")]
     pub ranks_per_nic: usize,
+    /// Of every NIC, each way: megabytes of credit that go at [`Self::burst_mbit`] where that is faster than its bandwidth. The credit
+    /// is full at first, and comes back with what bandwidth is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_mbytes: Option<f64>,
+    /// Its bandwidth while it has credit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_mbit: Option<f64>,
     /// How ranks differ from step to step.
     pub stragglers: Stragglers,
     /// One after the other, then again from the first.
@@ -101,9 +108,6 @@ pub struct Odd {
 fn whole() -> f64 {
     1.0
 }
-
-/// Changes of a network are listed up to this many phases; no run of 1,500 steps outlasts them.
-const MOST_PHASES: usize = 4_000;
 
 impl Cell {
     /// Reads a file.
@@ -162,7 +166,16 @@ impl Cell {
                 within("competitors", f64::from(odd.competitors), 0.0, 1000.0)?;
             }
         }
-        Ok(())
+        match (self.burst_mbytes, self.burst_mbit) {
+            (None, None) => Ok(()),
+            (Some(mbytes), Some(mbit)) => {
+                within("burst_mbytes", mbytes, 1e-3, 1e9)?;
+                let rates = self.phases.iter().flat_map(|phase| [phase.up_mbit, phase.down_mbit]);
+                within("burst_mbit", mbit, rates.fold(f64::INFINITY, f64::min), 1e7)
+                    .context("a burst must be as fast as the least up_mbit or down_mbit")
+            }
+            _ => bail!("it has one of burst_mbytes and burst_mbit, and needs both or none"),
+        }
     }
 
     /// NICs of the job.
@@ -186,20 +199,30 @@ impl Cell {
         Compute { seconds: self.compute_s, values_factor: self.values_factor }
     }
 
-    /// When phases begin, and which.
+    fn burst(&self) -> Option<Burst> {
+        Some(Burst { bytes: self.burst_mbytes? * 1e6, peak: self.burst_mbit? * 1e6 / 8.0 })
+    }
+
+    /// When phases begin in the first cycle, and which.
     fn phases(&self) -> impl Iterator<Item = (f64, &Phase)> {
         let begin = |at: &mut f64, phase: &'_ Phase| {
             let begins = *at;
             *at += phase.seconds;
             Some(begins)
         };
-        let cycle = || self.phases.iter().cycle().take(MOST_PHASES);
-        cycle().scan(0.0, begin).zip(cycle())
+        self.phases.iter().scan(0.0, begin).zip(&self.phases)
     }
 
-    /// When the network changes, in seconds since the start.
-    pub fn changes(&self) -> Vec<f64> {
-        self.phases().map(|(at, _)| at).skip(1).collect()
+    /// Seconds of all phases.
+    fn cycle_s(&self) -> f64 {
+        self.phases.iter().fold(0.0, |seconds, phase| seconds + phase.seconds)
+    }
+
+    /// When the network changes, up to a moment, in seconds since the start.
+    pub fn changes(&self, until: f64) -> Vec<f64> {
+        let cycle_s = self.cycle_s();
+        let cycle = |number: u32| self.phases().map(move |(at, _)| f64::from(number) * cycle_s + at);
+        (0..).flat_map(cycle).skip(1).take_while(|at| *at <= until).collect()
     }
 
     fn trace(&self, value: impl Fn(&Phase) -> f64) -> Trace {
@@ -210,7 +233,7 @@ impl Cell {
                 steps.push(Step { from, value });
             }
         }
-        Trace::new(steps).unwrap_or_else(|| Trace::constant(0.0))
+        Trace::cyclic(steps, self.cycle_s()).unwrap_or_else(|| Trace::constant(0.0))
     }
 }
 
@@ -247,7 +270,7 @@ impl<T: Copy> Net<T> {
             rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
             competitors: cell.trace(|phase| phase.odd(nic).map_or(0.0, |odd| f64::from(odd.competitors))),
             buffer: truth.buffer_bytes,
-            burst: None,
+            burst: cell.burst(),
         };
         let ups = (0..nics).map(|nic| port(nic, |phase| phase.up_mbit));
         let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));
@@ -259,9 +282,12 @@ impl<T: Copy> Net<T> {
         let between = |net: &mut Self, from: usize, to: usize| {
             (from != to).then(|| net.connect(cell, cell.nic(from), cell.nic(to)))
         };
-        let group =
-            (0..cell.world).map(|from| (0..cell.world).map(|to| between(&mut net, from, to)).collect()).collect();
-        net.mesh.groups.push(group);
+        for _group in [steps::JOB, steps::CONTROL] {
+            let ranks = 0..cell.world;
+            let each = ranks.clone().map(|from| ranks.clone().map(|to| between(&mut net, from, to)).collect());
+            let group = each.collect();
+            net.mesh.groups.push(group);
+        }
         net
     }
 

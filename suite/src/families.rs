@@ -190,6 +190,14 @@ pub fn drawn() -> Vec<Cell> {
         let mut factor = |name: &str| (name.to_owned(), rounded(2f64.powf(rng.random_range(-0.8..0.8))));
         cell.codec_factors = COMPRESSORS.iter().map(|name| factor(name)).collect();
     }
+    // A token bucket, as providers of virtual machines have: for a tenth to four tenths of its bad phase the network is faster.
+    if let Some(cell) = cells.iter_mut().rfind(|cell| cell.family == Family::Swing.name()) {
+        let least = cell.phases.iter().map(|phase| phase.up_mbit).fold(f64::INFINITY, f64::min);
+        let peak = least * 2f64.powf(rng.random_range(1.0..2.5));
+        let seconds = cell.phase_s * rng.random_range(0.1..0.4);
+        cell.burst_mbit = Some(rounded(peak));
+        cell.burst_mbytes = Some(rounded((peak - least) / 8.0 * seconds));
+    }
     cells
 }
 
@@ -217,6 +225,9 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
         for phase in &mut cell.phases {
             phase.up_mbit = rounded(phase.up_mbit * mbit / widest);
             phase.down_mbit = rounded(phase.down_mbit * mbit / widest);
+        }
+        for of_burst in [&mut cell.burst_mbytes, &mut cell.burst_mbit].into_iter().flatten() {
+            *of_burst = rounded(*of_burst * mbit / widest);
         }
         cell
     };
@@ -286,6 +297,8 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
         codec_factors: BTreeMap::new(),
         communication_ratio: rounded(ratio),
         ranks_per_nic,
+        burst_mbytes: None,
+        burst_mbit: None,
         stragglers: Stragglers { spread: 0.03, pause_share: 0.002, pause: 3.0 },
         phases: levels.iter().map(phase).collect(),
     }

@@ -5,7 +5,7 @@ use crate::cells::{Cell, Net, Phase};
 use crate::files;
 use crate::ranks::{Carried, Data, Exchanged, Model, Ranks, Recipe, Stepped, buckets};
 use crate::score::Point;
-use crate::steps::{self, Stragglers, Timeline};
+use crate::steps::{self, StepOf, Stragglers, Timeline};
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_compression::codec::Element;
 use flexcomm_domain::Strategy;
@@ -354,14 +354,15 @@ pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64
     Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / cell.steps as f64)
 }
 
-/// Seconds that a dense step's transfers take without computing beside them, in the mean over the phases of a cell.
+/// Seconds that a dense step's transfers take without computing beside them, in the mean over the phases of a cell, and without a
+/// credit of bytes that go faster.
 pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
     const STEPS: u64 = 8;
     let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
     let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64 }];
     let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
     let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
-    let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, ..cell.clone() };
+    let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, burst_mbytes: None, burst_mbit: None, ..cell.clone() };
     let seconds = |phase: &Phase| step_in_phase(&idle, phase, truth, 1, &curve);
     let all: Vec<f64> = cell.phases.iter().map(seconds).collect::<Result<_>>()?;
     Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)
@@ -377,7 +378,9 @@ pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Re
     let mut rng = step_rng(seed);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {
-        let plan = timeline.step(&strategy, &curve.exchanged(step, cell.world), codec, &[], &mut rng)?;
+        let exchanged = &curve.exchanged(step, cell.world);
+        let of = StepOf { strategy: &strategy, exchanged, codec, besides: &[], control: &[] };
+        let plan = timeline.step(&of, &mut rng)?;
         let times = job::run(&mut net.network, &net.mesh, truth.software, &plan.step, &starts, &mut |_, _| ())?;
         starts = times.ranks.iter().map(|rank| rank.ended).collect();
         ends.push(starts.iter().copied().fold(0.0, f64::max));

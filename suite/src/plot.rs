@@ -189,7 +189,7 @@ pub fn timeline(record: &Record) -> String {
         "black",
         "seconds (grey: the network changes; red marks: flexcomm switches)",
     );
-    for change in record.cell.changes().into_iter().take_while(|change| *change < x.high) {
+    for change in record.cell.changes(x.high) {
         svg.line((x.at(change), TOP), (x.at(change), bottom), "#ccc", 1.0);
     }
     if let Some(target) = target {

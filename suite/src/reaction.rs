@@ -49,7 +49,7 @@ fn spells(ran: &Ran, changes: &[f64]) -> Vec<Spell> {
 /// Reads them off a run's step times: better is a strategy whose steps take no more than 1.05 times those of the phase's best fixed
 /// setting, or less by that factor than those of the strategy that was in force at the change.
 pub fn of(ran: &Ran, cell: &Cell, phases: &[PhaseBest]) -> Reactions {
-    let changes = cell.changes();
+    let changes = cell.changes(ran.ends.last().copied().unwrap_or(0.0));
     let mut all = Reactions::default();
     for spells in spells(ran, &changes).chunk_by(|a, b| a.phase == b.phase).filter(|spells| spells[0].phase > 0) {
         let (first, changed) = (&spells[0], changes[spells[0].phase - 1]);

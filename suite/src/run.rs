@@ -245,11 +245,11 @@ impl Suite {
         let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
         record.baselines.add_phases(cell, &self.truth, &curves)?;
         self.keep(&record)?;
-        let oracle = oracle_script(cell, &record.baselines.phases)?;
         for seed in job.seeds.clone() {
             self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
-            self.adapt(&mut record, seed, Who::Random(random_script(cell, seed)))?;
+            self.adapt_oracle(&mut record, cell, seed)?;
+            let random = random_script(cell, seed, record.baselines.counts_until(seed)?);
+            self.adapt(&mut record, seed, Who::Random(random))?;
         }
         while let Some(half) = self.wide(&record) {
             let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
@@ -261,10 +261,16 @@ impl Suite {
             }
             record.seeds.push(seed);
             self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
+            self.adapt_oracle(&mut record, cell, seed)?;
         }
         self.keep(&record)?;
         Ok(record)
+    }
+
+    fn adapt_oracle(&self, record: &mut Record, cell: &Cell, seed: u64) -> Result<()> {
+        let until = record.baselines.counts_until(seed)?;
+        let script = oracle_script(cell, &record.baselines.phases, until)?;
+        self.adapt(record, seed, Who::Oracle(script))
     }
 
     fn go_on(&self) -> Result<()> {
@@ -604,15 +610,16 @@ mod tests {
         let cell = cell();
         let phase = |setting: &str| PhaseBest { setting: setting.into(), step_s: 1.0 };
         let phases = [DENSE, TOP_K, TOP_K, DENSE].map(phase);
-        let script = oracle_script(&cell, &phases).unwrap();
+        let script = oracle_script(&cell, &phases, 20.0).unwrap();
         assert!(
             script.iter().take(3).map(|change| change.at_s).eq([0.0, 2.0, 6.0]),
             "the third phase is as the second"
         );
         assert_eq!(script[1].strategy, TOP_K.parse().unwrap());
-        let random = random_script(&cell, 1);
-        assert_eq!(random, random_script(&cell, 1));
-        assert_ne!(random, random_script(&cell, 2));
+        let random = random_script(&cell, 1, 20.0);
+        assert_eq!(random, random_script(&cell, 1, 20.0));
+        assert_ne!(random, random_script(&cell, 2, 20.0));
+        assert_eq!(random.len(), 11, "none after 20 s");
         assert!(random.iter().take(4).map(|change| change.at_s).eq([0.0, 2.0, 4.0, 6.0]));
     }
 

@@ -124,6 +124,26 @@ impl Programs {
     }
 }
 
+/// The group of the gradients' collectives, among [`flexcomm_truth::job::Mesh::groups`].
+pub const JOB: usize = 0;
+/// The group over which ranks agree on what they run, with connections of its own.
+pub const CONTROL: usize = 1;
+
+/// What a step is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct StepOf<'a> {
+    /// By which the buckets were exchanged.
+    pub strategy: &'a Strategy,
+    /// The buckets, in the order of backward.
+    pub exchanged: &'a [Exchanged],
+    /// What its compressor takes.
+    pub codec: CodecSeconds,
+    /// Seconds of other work with each bucket; none where it is shorter.
+    pub besides: &'a [f64],
+    /// What the control group carries, whose bytes no factor multiplies.
+    pub control: &'a [Carried],
+}
+
 /// A step, and what is measured of it.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
@@ -146,6 +166,8 @@ pub struct Timeline {
     compute: Compute,
     stragglers: Stragglers,
     programs: Programs,
+    /// Of the control group, whose bytes no factor multiplies.
+    control: Programs,
 }
 
 /// Of computing: forward takes a third, backward the rest.
@@ -156,7 +178,7 @@ const UPDATE: f64 = 0.03;
 impl Timeline {
     /// Of a job.
     pub fn new(world: usize, buckets: Vec<usize>, compute: Compute, stragglers: Stragglers, gather: Gather) -> Self {
-        Self { world, buckets, compute, stragglers, programs: Programs::new(gather) }
+        Self { world, buckets, compute, stragglers, programs: Programs::new(gather), control: Programs::new(gather) }
     }
 
     /// Values that a bucket stands for.
@@ -164,33 +186,28 @@ impl Timeline {
         self.buckets[bucket] as f64 * self.compute.values_factor
     }
 
-    /// The step that exchanged these buckets under this strategy, as the hook for torch does it on a CPU: a bucket's first collective is
-    /// launched when backward has it and it is compressed; later rounds follow after backward, each in the order of the buckets; then
-    /// all are waited for in that order, and decompressed. `besides`: seconds of other work with each bucket, none where it is shorter.
-    pub fn step(
-        &mut self,
-        strategy: &Strategy,
-        exchanged: &[Exchanged],
-        codec: CodecSeconds,
-        besides: &[f64],
-        rng: &mut ChaCha8Rng,
-    ) -> Result<Plan> {
+    /// A step as the hook for torch does it on a CPU: the control group's collectives begin with it and are waited for at its end; a
+    /// bucket's first collective is launched when backward has it and it is compressed; later rounds follow after backward, each in the
+    /// order of the buckets; then all are waited for in that order, and decompressed.
+    pub fn step(&mut self, of: &StepOf<'_>, rng: &mut ChaCha8Rng) -> Result<Plan> {
+        let StepOf { strategy, exchanged, codec, besides, control } = *of;
         let all: usize = self.buckets.iter().sum();
         let factors: Vec<f64> = (0..self.world).map(|_| self.straggle(rng)).collect();
         let kept = strategy.cr().get();
         let mut plan = Plan::default();
         let mut launched: Vec<Vec<usize>> = Vec::new();
+        let (world, factor) = (self.world as u32, self.compute.values_factor);
+        let mut launch = |group: usize, carried: &Carried| -> Result<usize> {
+            let (programs, factor) = if group == JOB { (&mut self.programs, factor) } else { (&mut self.control, 1.0) };
+            let program = programs.of(*carried, strategy.collective(), world, factor);
+            let program = program.context("find a collective's transfers")?;
+            plan.step.collectives.push(Collective { group, program });
+            Ok(plan.step.collectives.len() - 1)
+        };
         for exchanged in exchanged {
-            let mut rounds = Vec::new();
-            for carried in &exchanged.rounds {
-                let (world, factor) = (self.world as u32, self.compute.values_factor);
-                let program = self.programs.of(*carried, strategy.collective(), world, factor);
-                rounds.push(plan.step.collectives.len());
-                let program = program.context("find a collective's transfers")?;
-                plan.step.collectives.push(Collective { group: 0, program });
-            }
-            launched.push(rounds);
+            launched.push(exchanged.rounds.iter().map(|carried| launch(JOB, carried)).collect::<Result<_>>()?);
         }
+        let control: Vec<usize> = control.iter().map(|carried| launch(CONTROL, carried)).collect::<Result<_>>()?;
         let compress = |bucket: usize| codec.compress(self.values(bucket), kept);
         let decompress = |bucket: usize| {
             let gathers = exchanged[bucket].rounds.last().is_some_and(|round| round.how == How::Gather);
@@ -203,7 +220,8 @@ impl Timeline {
             .iter()
             .map(|factor| {
                 let seconds = self.compute.seconds * factor;
-                let mut script = vec![Do::Compute(FORWARD * seconds)];
+                let mut script: Vec<Do> = control.iter().map(|number| Do::Launch(*number)).collect();
+                script.push(Do::Compute(FORWARD * seconds));
                 for (bucket, rounds) in launched.iter().enumerate() {
                     let backward = (1.0 - FORWARD - UPDATE) * self.buckets[bucket] as f64 / all as f64;
                     let besides = besides.get(bucket).copied().unwrap_or_default();
@@ -221,6 +239,7 @@ impl Timeline {
                 }
                 plan.exchanged = script.len() - 1;
                 script.push(Do::Compute(UPDATE * seconds));
+                script.extend(control.iter().map(|number| Do::Wait(*number)));
                 script
             })
             .collect();

@@ -3,22 +3,23 @@
 //! costs is measured as the hook for torch does it, whose buckets are exchanged while backward goes on.
 //!
 //! All ranks' parts of the agreement follow from rank 0's messages and from the answers that all have, so rank 0's stands for all;
-//! that they are alike is tested in `flexcomm_trainer`. Left out are the bytes of that control group: a message of some kilobytes
-//! every 20 ms at the most, an answer of 512 bytes in each iteration of a trial, and samples of gradients for AR-Topk's shadows.
-//! So are the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
+//! that they are alike is tested in `flexcomm_trainer`. The control group's messages and answers go over connections of their own,
+//! as Gloo carries them for the hook. A message that may take two ticks is waited for in the first; a step's own collectives have at
+//! least as many rounds. Where a script orders strategies, the agreement is free. Left out are samples of gradients for AR-Topk's
+//! shadows, the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
 
 use crate::adaptive::Beside;
 use crate::cells::{Cell, Net};
 use crate::fixed::{bucket_values, step_rng};
-use crate::ranks::{Data, Ranks, Saved, Stepped, Test, buckets};
-use crate::steps::{self, Plan, Timeline};
+use crate::ranks::{Carried, Data, Ranks, Saved, Stepped, Test, buckets};
+use crate::steps::{self, CONTROL, Plan, StepOf, Timeline};
 use anyhow::{Context, Result};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
-use flexcomm_exchange::{LeaderShadows, Param, Shadows};
+use flexcomm_exchange::{How, LeaderShadows, Param, Shadows};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Costs, InForce, OrdersSlot, Telemetry, Tick, Trial, TrialPlan,
-    Verdict,
+    ANSWER_BYTES, AbortCause, Agreement, Answer, Change, Control, Costs, InForce, MESSAGE_BYTES, OrdersSlot, Telemetry,
+    Tick, Trial, TrialPlan, Verdict,
 };
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
 use flexcomm_truth::job::{self, Do, RankTimes};
@@ -206,6 +207,7 @@ impl<'a> Trainers<'a> {
         if self.control.announces() {
             self.message = self.control.message();
         }
+        let agreement = if B::EVERY_STEP { Vec::new() } else { self.agreement() };
         let samples = self.samples();
         let stepped = match self.ranks.tick(&tick) {
             Err(_) if tick.step > 0 && self.ranks.has_refused() => return Ok(None),
@@ -213,7 +215,11 @@ impl<'a> Trainers<'a> {
         };
         let codec = self.seconds(tick.strategy.spec())?;
         let shadows = self.shadow_seconds(&tick, stepped.buckets.len())?;
-        let plan = self.plan(&tick, &stepped, codec, &shadows)?;
+        let (strategy, exchanged) = (&tick.strategy, &stepped.buckets[..]);
+        let of = StepOf { strategy, exchanged, codec, besides: &shadows, control: &agreement };
+        // Steps of training meet the same stragglers, however many trials come between them.
+        let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
+        let plan = self.timeline.step(&of, rng)?;
         let Around { net, beside } = around;
         let mut others = |network: &mut _, what| beside.happened(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
@@ -254,6 +260,13 @@ impl<'a> Trainers<'a> {
         self.orders.offer(self.control.agreement(), true, runs);
     }
 
+    /// What the control group carries in the tick that has begun.
+    fn agreement(&self) -> Vec<Carried> {
+        let message = self.control.announces().then_some((How::Broadcast(0), MESSAGE_BYTES));
+        let answers = self.control.gathers().then_some((How::Gather, ANSWER_BYTES));
+        message.into_iter().chain(answers).map(|(how, bytes)| Carried { how, bytes }).collect()
+    }
+
     /// What each rank says of the trial under way.
     fn verdicts(&self) -> Vec<Verdict> {
         let verdict = |rank: usize| match &self.trial {
@@ -283,12 +296,6 @@ impl<'a> Trainers<'a> {
             }
         }
         Ok(seconds)
-    }
-
-    fn plan(&mut self, tick: &Tick, stepped: &Stepped, codec: CodecSeconds, shadows: &[f64]) -> Result<Plan> {
-        // Steps of training meet the same stragglers, however many trials come between them.
-        let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
-        self.timeline.step(&tick.strategy, &stepped.buckets, codec, shadows, rng)
     }
 
     fn after_step<B: Beside>(
@@ -402,6 +409,7 @@ fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Cost
     let (mut sync, mut blocked, mut bytes) = (0.0, 0.0, 0.0);
     for (number, (what, &done)) in script.iter().zip(&times.done).enumerate() {
         match what {
+            Do::Launch(collective) | Do::Wait(collective) if plan.step.collectives[*collective].group == CONTROL => {}
             Do::Launch(collective) => {
                 let rounds = &plan.step.collectives[*collective].program.ranks[rank];
                 bytes += rounds.iter().flat_map(|round| &round.sends).map(|send| send.bytes).sum::<f64>();

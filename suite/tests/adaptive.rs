@@ -7,6 +7,7 @@ use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
 use flexcomm_suite::ranks::{Data, Model, Ranks};
+use flexcomm_trainer::MESSAGE_BYTES;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
 use flexcomm_truth::network::{Happened, Network};
@@ -129,6 +130,24 @@ fn a_script_of_one_strategy_is_the_fixed_setting() {
         assert!(apart < 1e-9, "{text}: {apart}");
         assert_eq!((ran.switches.len(), ran.switches[0].strategy.as_str(), ran.switches[0].step), (1, text, 0));
     }
+}
+
+/// On a link on which nothing but the control group's message takes long.
+#[test]
+fn ranks_wait_for_the_message_that_is_due_unless_a_script_orders() {
+    let mut cell = cell(3);
+    cell.values_factor = 1e-3;
+    (cell.phases[0].up_mbit, cell.phases[0].down_mbit) = (0.05, 0.05);
+    let mut truth = Coefficients::frozen();
+    truth.software.rendezvous = false;
+    let message_s = MESSAGE_BYTES as f64 / (0.05e6 / 8.0);
+    let dense = Strategy::DENSE_RING;
+    let ordered = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Script::new(Vec::new())).unwrap();
+    let agreed = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Recorder::default()).unwrap();
+    assert!(ordered.ends[2] < 0.5, "{:?}", ordered.ends);
+    // Rank 0 sends it to both others in each of the first steps.
+    let longer = agreed.ends[2] - ordered.ends[2];
+    assert!(longer > 3.0 * message_s && longer < 6.5 * message_s, "{longer} for 3 of {message_s}");
 }
 
 #[test]

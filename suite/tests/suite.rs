@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use flexcomm_domain::Strategy;
-use flexcomm_suite::cells::Cell;
+use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::fixed::{self, Curves};
 use flexcomm_suite::ranks::{Data, Model, Ranks, Recipe, Stepped};
 use flexcomm_suite::{families, score};
 use flexcomm_truth::coefficients::Coefficients;
+use flexcomm_truth::job::Token;
+use flexcomm_truth::network::Happened;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -70,6 +72,8 @@ fn the_cells_are_written_and_read() {
     for (file, drawn) in files.iter_mut().zip(&sorted) {
         (file.compute_s, file.values_factor) = (drawn.compute_s, drawn.values_factor);
         file.communication_ratio = drawn.communication_ratio;
+        file.burst_mbytes = file.burst_mbytes.and(drawn.burst_mbytes);
+        file.burst_mbit = file.burst_mbit.and(drawn.burst_mbit);
         for (phase, drawn) in file.phases.iter_mut().zip(&drawn.phases) {
             (phase.up_mbit, phase.down_mbit) = (drawn.up_mbit, drawn.down_mbit);
         }
@@ -84,6 +88,72 @@ fn the_cells_are_written_and_read() {
     assert!(error("steps = 1500", "steps = 2000").contains("steps is 2000, allowed is 1 to 1500"));
     assert!(error("latency_ms = ", "latency_ms = -").contains("phase 1: latency_ms is -"));
     assert!(error("family", "famly").contains("famly"));
+    let burst = |keys: &str| error("ranks_per_nic", &format!("{keys}\nranks_per_nic"));
+    assert!(burst("burst_mbit = 1e6").contains("it has one of burst_mbytes and burst_mbit"));
+    assert!(burst("burst_mbytes = 0.0\nburst_mbit = 1e6").contains("burst_mbytes is 0, allowed is 0.001 to"));
+    let slow = burst("burst_mbytes = 1.0\nburst_mbit = 1e-3");
+    assert!(slow.contains("a burst must be as fast as the least up_mbit or down_mbit: burst_mbit is 0.001"), "{slow}");
+}
+
+/// Ports that carry nothing beside the payload.
+fn payload_alone() -> Coefficients {
+    let mut truth = Coefficients::frozen();
+    truth.tcp.overhead_bytes = 0.0;
+    truth
+}
+
+/// Five thousand phases of a tenth of a second.
+#[test]
+fn phases_go_on_for_ever() {
+    let mut cell = Cell { world: 2, ranks_per_nic: 1, ..families::drawn()[0].clone() };
+    cell.phases.truncate(2);
+    for (phase, mbit) in cell.phases.iter_mut().zip([80.0, 8.0]) {
+        (phase.seconds, phase.up_mbit, phase.down_mbit, phase.latency_ms) = (0.1, mbit, mbit, 0.0);
+    }
+    let changes = cell.changes(500.05);
+    assert!(changes.len() == 5000 && (changes[4999] - 500.0).abs() < 1e-9, "{:?}", changes.last());
+    for (at, expected) in [(500.01, 0.005), (500.11, 0.05)] {
+        let mut net: Net<()> = Net::new(&cell, &payload_alone(), 1);
+        net.network.timer(at, Token::Other(()));
+        assert_eq!(net.network.advance(), Some(Happened::Timer(Token::Other(()))));
+        net.network.send(net.mesh.groups[0][0][1].unwrap(), 5e4, Token::Other(()));
+        assert!(net.network.advance().is_some());
+        assert!((net.network.now() - at - expected).abs() < 1e-3, "{}", net.network.now());
+    }
+}
+
+#[test]
+fn a_credit_goes_at_the_peak_and_the_rest_at_the_rate() {
+    let mut cell = Cell { world: 2, ranks_per_nic: 1, ..families::drawn()[0].clone() };
+    cell.phases.truncate(1);
+    (cell.phases[0].up_mbit, cell.phases[0].down_mbit, cell.phases[0].latency_ms) = (80.0, 80.0, 0.0);
+    let took = |cell: &Cell, mbytes: f64| {
+        let mut net: Net<()> = Net::new(cell, &payload_alone(), 1);
+        net.network.send(net.mesh.groups[0][0][1].unwrap(), mbytes * 1e6, Token::Other(()));
+        assert_eq!(net.network.advance(), Some(Happened::Delivered(Token::Other(()))));
+        net.network.now()
+    };
+    let near = |seconds: f64, expected: f64| assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
+    let plain = cell.clone();
+    (cell.burst_mbytes, cell.burst_mbit) = (Some(9.0), Some(800.0));
+    near(took(&plain, 1.0), 0.1);
+    near(took(&cell, 1.0), 0.01);
+    // The credit lasts for 10 MB, since it is filled up in the meantime.
+    near(took(&plain, 100.0), 10.0);
+    near(took(&cell, 100.0), 0.1 + 9.0);
+}
+
+#[test]
+fn the_last_swing_has_a_credit_that_is_fitted_with_its_bandwidths() {
+    let with: Vec<Cell> = families::drawn().into_iter().filter(|cell| cell.burst_mbit.is_some()).collect();
+    assert!(with.len() == 1 && with[0].name == "swing-6", "{with:?}");
+    let drawn = Cell { world: 2, ..with[0].clone() };
+    let fitted = families::fitted(&drawn, &Coefficients::frozen()).unwrap();
+    let over =
+        |cell: &Cell| [cell.burst_mbit, cell.burst_mbytes].map(|of_burst| of_burst.unwrap() / cell.phases[1].up_mbit);
+    let (before, after) = (over(&drawn), over(&fitted));
+    assert!((2.0..6.0).contains(&after[0]), "{after:?}");
+    assert!((0..2).all(|i| (after[i] / before[i] - 1.0).abs() < 1e-3), "{before:?} {after:?}");
 }
 
 #[test]

@@ -3,6 +3,11 @@
 //! A message waits for those before it on its connection, then takes its share of every port on its path (max-min), but never
 //! more than a window per round trip. Windows grow by doubling until a loss, halve while idle, and shrink when what is
 //! in flight does not fit a port's buffer. Everything is an event in one queue; no formula knows how long a collective takes.
+//!
+//! Flows of others are not sent packet by packet: where there are any, a port is full, whatever we send. Its queue then holds
+//! [`QUEUED_BY_OTHERS`] of the buffer, through which messages, their acknowledgements' round trips and echoes go alike, and of
+//! capacity and buffer our windows have the share of our flows. Of the way back only the latency is known, not its queues. A queue
+//! that our own windows fill delays echoes, and not the messages that are in it: these are held up by the port's rate already.
 
 use crate::coefficients::Tcp;
 use crate::trace::Trace;
@@ -112,7 +117,7 @@ struct PortState {
     sending: BTreeSet<ConnectionId>,
     tokens: f64,
     counted: f64,
-    /// Bytes per second that our connections send through it.
+    /// Bytes per second that go through it: of our connections, or all that it lets through where others fill it.
     load: f64,
     plan: u64,
 }
@@ -180,6 +185,11 @@ impl Left {
 /// Bytes per second of a connection without ports: what a kernel copies.
 const WITHIN_MACHINE: f64 = 4e9;
 
+/// Of a port's buffer, what long-lived flows of others keep in its queue. Flows that halve their windows at a loss leave a queue
+/// between empty and full, those that shrink them by 0.7 (CUBIC), and several that do so at different times, between half full and
+/// full; this is the middle of that.
+pub const QUEUED_BY_OTHERS: f64 = 0.75;
+
 /// A byte less than this is none: what rounding leaves of a message.
 const LEAST_BYTES: f64 = 1e-3;
 
@@ -205,6 +215,8 @@ impl<T: Copy> Network<T> {
         };
         for port in 0..network.ports.len() {
             network.queue_change(port);
+            // Others may use up its credit from the start.
+            network.share(&[port]);
         }
         network
     }
@@ -280,9 +292,11 @@ impl<T: Copy> Network<T> {
     /// What a look at a connection shows.
     pub fn counted(&self, id: ConnectionId) -> Counted {
         let Connection { queue, rate, settled, sent, window, .. } = &self.connections[id];
-        let (path_s, since) = (self.round_trip(id), rate * (self.now - settled));
+        let (path_s, since) = (self.path_s(id), rate * (self.now - settled));
         // Windows of a kernel go on growing while the link holds the stream up, until packets queue; here they stop at what fits.
-        let held_up = *rate > 0.0 && rate * path_s < 0.99 * window;
+        // Where others fill a port, the queue is there, and it is theirs.
+        let alone = self.queued_by_others(id) == 0.0;
+        let held_up = alone && *rate > 0.0 && rate * path_s < 0.99 * window;
         let queueing_s = if held_up { self.queueing(id, 0.0).max(path_s) } else { self.queueing(id, 0.0) };
         let waiting: f64 = queue.iter().map(|message| message.left).sum();
         Counted { sent: sent + since, waiting: (waiting - since).max(0.0), path_s, round_trip_s: path_s + queueing_s }
@@ -319,9 +333,30 @@ impl<T: Copy> Network<T> {
         }
     }
 
-    fn round_trip(&self, id: ConnectionId) -> f64 {
+    /// Seconds there and back on an idle network.
+    fn path_s(&self, id: ConnectionId) -> f64 {
         let connection = &self.connections[id];
         connection.latency.at(self.now) + connection.latency_back.at(self.now) + self.tcp.stack_s
+    }
+
+    /// Seconds until a byte that is sent now is acknowledged.
+    fn round_trip(&self, id: ConnectionId) -> f64 {
+        self.path_s(id) + self.queued_by_others(id)
+    }
+
+    /// Seconds that the queues of others on a path take.
+    fn queued_by_others(&self, id: ConnectionId) -> f64 {
+        self.connections[id].path.iter().map(|&port| self.bytes_of_others(port) / self.capacity(port)).sum()
+    }
+
+    /// Bytes of others in a port's queue.
+    fn bytes_of_others(&self, port: PortId) -> f64 {
+        if self.others(port) > 0.0 { QUEUED_BY_OTHERS * self.ports[port].port.buffer } else { 0.0 }
+    }
+
+    /// Flows of others through a port.
+    fn others(&self, port: PortId) -> f64 {
+        self.ports[port].port.competitors.at(self.now).max(0.0)
     }
 
     /// Bytes of payload per second that a port lets through now.
@@ -332,16 +367,19 @@ impl<T: Copy> Network<T> {
             * port.burst.filter(|_| *tokens > LEAST_BYTES).map_or(rate, |burst| burst.peak.max(rate))
     }
 
-    /// Seconds that a packet waits behind what is queued on a path, itself included.
+    /// Seconds that a packet waits behind what is queued on a path, itself included: what echoes and looks at connections show.
     fn queueing(&self, id: ConnectionId, bytes: f64) -> f64 {
         let wait = |&port: &PortId| {
             let capacity = self.capacity(port);
             let PortState { port: Port { buffer, .. }, sending, load, .. } = &self.ports[port];
-            let full = *load >= 0.99 * capacity;
-            let windows: f64 = sending.iter().map(|&id| self.in_flight(id)).sum();
-            let fits = capacity * self.round_trip(id);
-            let queued = if full { (windows - fits).clamp(0.0, *buffer) } else { 0.0 };
-            (queued + bytes) / capacity
+            let others = self.bytes_of_others(port);
+            let own = if others == 0.0 && *load >= 0.99 * capacity {
+                let windows: f64 = sending.iter().map(|&id| self.in_flight(id)).sum();
+                (windows - capacity * self.round_trip(id)).clamp(0.0, *buffer)
+            } else {
+                0.0
+            };
+            (others + own + bytes) / capacity
         };
         self.connections[id].path.iter().map(wait).sum()
     }
@@ -380,15 +418,18 @@ impl<T: Copy> Network<T> {
         self.share(&path);
     }
 
-    /// What overflows a queue on the path as this connection adds its window to those of others: seconds until it goes on.
+    /// What overflows a queue on the path as this connection adds its window to those that are there: seconds until it goes on.
     fn loss(&mut self, id: ConnectionId) -> Option<f64> {
         let round_trip = self.round_trip(id);
         let own = self.in_flight(id);
         let lost = |&port: &PortId| {
             let PortState { port: Port { buffer, .. }, sending, .. } = &self.ports[port];
-            let all =
-                own + sending.iter().filter(|other| **other != id).map(|&other| self.in_flight(other)).sum::<f64>();
-            let fits = self.capacity(port) * round_trip + buffer;
+            let sending = sending.iter().filter(|other| **other != id);
+            let flows = 1.0 + sending.clone().count() as f64;
+            let all = own + sending.map(|&other| self.in_flight(other)).sum::<f64>();
+            let free = buffer - self.bytes_of_others(port);
+            // What others queue here is part of the round trip.
+            let fits = (self.capacity(port) * round_trip + free) * flows / (flows + self.others(port));
             ((all - fits) / all).max(0.0)
         };
         let share = self.connections[id].path.iter().map(lost).fold(0.0, f64::max);
@@ -464,11 +505,12 @@ impl<T: Copy> Network<T> {
     }
 
     fn sent(&mut self, id: ConnectionId) {
-        let now = self.now;
+        let (now, queued) = (self.now, self.queued_by_others(id));
         while self.connections[id].queue.front().is_some_and(|message| message.left <= LEAST_BYTES) {
             let connection = &mut self.connections[id];
             let Some(message) = connection.queue.pop_front() else { break };
-            let arrival = (now + connection.latency.at(now) + self.tcp.stack_s / 2.0).max(connection.last_arrival);
+            let way = connection.latency.at(now) + self.tcp.stack_s / 2.0 + queued;
+            let arrival = (now + way).max(connection.last_arrival);
             connection.last_arrival = arrival;
             self.push(arrival, Event::Happened(Happened::Delivered(message.token)));
         }
@@ -559,8 +601,7 @@ impl<T: Copy> Network<T> {
     /// Progressive filling: the port with the least left for each of its flows is full first, unless a connection's pace is less.
     fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
         let whole = |&port: &PortId| {
-            let PortState { port: Port { competitors, .. }, sending, .. } = &self.ports[port];
-            let flows = competitors.at(self.now).max(0.0) + sending.len() as f64;
+            let flows = self.others(port) + self.ports[port].sending.len() as f64;
             Left { port, rate: self.capacity(port), flows }
         };
         let mut left: Vec<Left> = ports.iter().map(whole).collect();
@@ -586,13 +627,16 @@ impl<T: Copy> Network<T> {
             }
         }
         for &port in ports {
-            self.ports[port].load = self.ports[port].sending.iter().map(|&id| self.connections[id].rate).sum();
+            let own = self.ports[port].sending.iter().map(|&id| self.connections[id].rate).sum();
+            self.ports[port].load = if self.others(port) > 0.0 { self.capacity(port) } else { own };
         }
     }
 
     fn count_tokens(&mut self, port: PortId) {
-        let (now, rate) = (self.now, self.tcp.payload_share() * self.ports[port].port.rate.at(self.now));
+        let now = self.now;
         let state = &mut self.ports[port];
+        // Every change of the rate is counted up to, so it was the same all the time.
+        let rate = self.tcp.payload_share() * state.port.rate.at(state.counted);
         if let Some(burst) = state.port.burst {
             let gained = (rate - state.load) * (now - state.counted);
             state.tokens = (state.tokens + gained).clamp(0.0, burst.bytes);

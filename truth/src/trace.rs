@@ -4,6 +4,8 @@
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     steps: Vec<Step>,
+    /// Seconds after which it begins anew.
+    period: Option<f64>,
 }
 
 /// From when which value holds.
@@ -18,7 +20,7 @@ pub struct Step {
 impl Trace {
     /// The same value for ever.
     pub fn constant(value: f64) -> Self {
-        Self { steps: vec![Step { from: 0.0, value }] }
+        Self { steps: vec![Step { from: 0.0, value }], period: None }
     }
 
     /// Steps in the order of time, the first at 0; none where they are not.
@@ -26,27 +28,56 @@ impl Trace {
         let ordered = steps.windows(2).all(|pair| pair[0].from < pair[1].from);
         let begins = steps.first().is_some_and(|first| first.from == 0.0);
         let finite = steps.iter().all(|step| step.from.is_finite() && step.value.is_finite());
-        (ordered && begins && finite).then_some(Self { steps })
+        (ordered && begins && finite).then_some(Self { steps, period: None })
+    }
+
+    /// The same, from the first step again every so many seconds; none, too, where the last step begins later than that.
+    pub fn cyclic(steps: Vec<Step>, period: f64) -> Option<Self> {
+        let trace = Self::new(steps)?;
+        let fits = period.is_finite() && trace.steps.iter().all(|step| step.from < period);
+        fits.then_some(Self { period: Some(period), ..trace })
     }
 
     /// The value at a moment.
     pub fn at(&self, seconds: f64) -> f64 {
-        self.steps[self.after(seconds).saturating_sub(1)].value
+        self.steps[self.after(self.cycles(seconds), seconds).saturating_sub(1)].value
     }
 
     /// When it changes next.
     pub fn next_change(&self, seconds: f64) -> Option<f64> {
-        self.steps.get(self.after(seconds)).map(|step| step.from)
+        let cycles = self.cycles(seconds);
+        if let Some(step) = self.steps.get(self.after(cycles, seconds)) {
+            return Some(self.begins(cycles) + step.from);
+        }
+        let (first, second, last) = (self.steps.first()?, self.steps.get(1)?, self.steps.last()?);
+        self.period?;
+        let next = if last.value == first.value { second } else { first };
+        Some(self.begins(cycles + 1.0) + next.from)
     }
 
-    /// The first step after a moment. Runs end long before their traces do, so it is looked for from the front in growing strides.
-    fn after(&self, seconds: f64) -> usize {
-        let mut end = 1;
-        while self.steps.get(end).is_some_and(|step| step.from <= seconds) {
-            end *= 2;
+    /// When it has been gone through so many times.
+    fn begins(&self, cycles: f64) -> f64 {
+        self.period.map_or(0.0, |period| cycles * period)
+    }
+
+    /// How many times it has been gone through, such that [`Self::begins`] of it is at or before the moment: what division rounds would
+    /// else make a change at that very moment come again and again.
+    fn cycles(&self, seconds: f64) -> f64 {
+        let Some(period) = self.period else { return 0.0 };
+        let cycles = (seconds / period).floor().max(0.0);
+        if self.begins(cycles + 1.0) <= seconds {
+            cycles + 1.0
+        } else if self.begins(cycles) > seconds {
+            (cycles - 1.0).max(0.0)
+        } else {
+            cycles
         }
-        let begin = end / 2;
-        begin + self.steps[begin..end.min(self.steps.len())].partition_point(|step| step.from <= seconds)
+    }
+
+    /// The first step after a moment that is so many cycles from the start.
+    fn after(&self, cycles: f64, seconds: f64) -> usize {
+        let begins = self.begins(cycles);
+        self.steps.partition_point(|step| begins + step.from <= seconds)
     }
 }
 
@@ -67,5 +98,29 @@ mod tests {
             }
             assert_eq!(trace.at(-1.0), 0.0);
         }
+    }
+
+    #[test]
+    fn a_cyclic_one_begins_anew_and_no_change_comes_twice() {
+        let step = |(from, value): &(f64, f64)| Step { from: *from, value: *value };
+        let cyclic = |steps: &[(f64, f64)], period| Trace::cyclic(steps.iter().map(step).collect(), period);
+        assert_eq!(cyclic(&[(0.0, 1.0), (0.3, 2.0)], 0.3), None);
+        for (period, last) in [(0.7, 3.0), (0.1 + 0.2 + 0.4, 1.0), (1.0 / 3.0 + 0.5, 3.0)] {
+            let steps = [(0.0, 1.0), (0.1, 2.0), (0.3, last)];
+            let trace = cyclic(&steps, period).unwrap();
+            let (mut now, mut expected) = (0.0, Vec::new());
+            for cycle in 0..5_000 {
+                // Where a cycle ends with the value of the first step, nothing changes.
+                let first = usize::from(cycle == 0 || last == 1.0);
+                expected.extend(steps[first..].iter().map(|(from, value)| (f64::from(cycle) * period + from, *value)));
+            }
+            for (at, value) in expected {
+                let next = trace.next_change(now).unwrap();
+                assert!(next > now && (next - at).abs() < 1e-9, "{next} after {now}, not {at}");
+                now = next;
+                assert_eq!((trace.at(now), trace.at(now + 0.05)), (value, value));
+            }
+        }
+        assert_eq!(cyclic(&[(0.0, 1.0)], 2.0).unwrap().next_change(5.0), None);
     }
 }

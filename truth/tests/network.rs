@@ -9,7 +9,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 fn tcp() -> Tcp {
-    Tcp { stack_s: 0.0, ..Tcp::default() }
+    Tcp { stack_s: 0.0, overhead_bytes: 0.0, ..Tcp::default() }
 }
 
 /// A window that nothing here uses up.
@@ -75,11 +75,88 @@ fn what_another_port_holds_back_is_the_others() {
 fn a_rate_that_changes_and_competitors_count_from_their_moment() {
     let falls = Trace::new(vec![Step { from: 0.0, value: 1e6 }, Step { from: 1.0, value: 1e5 }]).unwrap();
     let joins = Trace::new(vec![Step { from: 0.0, value: 0.0 }, Step { from: 0.5, value: 1.0 }]).unwrap();
-    let mut network = network(wide(), vec![Port { rate: falls, competitors: joins, ..port(0.0) }]);
+    let mut network = network(wide(), vec![Port { rate: falls, competitors: joins, buffer: 8e5, ..port(0.0) }]);
     let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
     network.send(connection, 8e5, 1);
-    // 0.5 s at 1 MB/s, 0.5 s at half of it, the rest at 50 kB/s.
-    assert!(near(arrivals(&mut network)[0].1, 2.0));
+    // 0.5 s at 1 MB/s, 0.5 s at half of it, the rest at 50 kB/s; then 0.6 MB of the others at 100 kB/s.
+    assert!(near(arrivals(&mut network)[0].1, 2.0 + 6.0));
+}
+
+/// From 1 s on, one flow of others.
+fn one_other() -> Trace {
+    Trace::new(vec![Step { from: 0.0, value: 0.0 }, Step { from: 1.0, value: 1.0 }]).unwrap()
+}
+
+#[test]
+fn echoes_messages_and_looks_see_the_queue_of_others_alike() {
+    let mut network = network(wide(), vec![Port { competitors: one_other(), buffer: 2e5, ..port(1e6) }]);
+    let connection = network.connect(vec![0], Trace::constant(0.01), Trace::constant(0.01));
+    let echo = |network: &mut Network<u32>, at: f64| {
+        network.timer(at, 1);
+        assert_eq!(network.advance(), Some(Happened::Timer(1)));
+        network.datagram(connection, 100.0, 2);
+        assert_eq!(network.advance(), Some(Happened::Delivered(2)));
+        network.now() - at - 0.01 - 1e-4
+    };
+    let queue_s = 0.75 * 2e5 / 1e6;
+    let look = |network: &Network<u32>, queue_s: f64| {
+        let counted = network.counted(connection);
+        assert!(near(counted.path_s, 0.02) && near(counted.round_trip_s, 0.02 + queue_s), "{counted:?}");
+    };
+    assert!(near(echo(&mut network, 0.5), 0.0));
+    look(&network, 0.0);
+    // Nothing of ours is on its way.
+    assert!(near(echo(&mut network, 2.0), queue_s));
+    look(&network, queue_s);
+    network.timer(3.0, 3);
+    assert_eq!(network.advance(), Some(Happened::Timer(3)));
+    network.send(connection, 1e5, 4);
+    network.datagram(connection, 100.0, 5);
+    look(&network, queue_s);
+    let times = arrivals(&mut network);
+    assert!(near(times[0].1, 3.0 + 0.01 + queue_s + 1e-4) && times[0].0 == 5, "{times:?}");
+    assert!(near(times[1].1, 3.0 + 0.2 + 0.01 + queue_s), "half the rate, then the queue: {times:?}");
+}
+
+#[test]
+fn windows_go_once_per_round_trip_through_the_queue_of_others() {
+    let window = tcp().initial_window();
+    let crowded = Port { competitors: Trace::constant(1.0), buffer: 1e8, ..port(1e9) };
+    let mut network = network(tcp(), vec![crowded]);
+    let connection = network.connect(vec![0], Trace::constant(0.01), Trace::constant(0.01));
+    network.send(connection, 7.0 * window, 1);
+    // 1 + 2 + 4 windows, each but the last for a round trip of 0.02 s and a queue of 0.075 s.
+    let at = arrivals(&mut network)[0].1;
+    assert!((at - 2.0 * 0.095 - 0.085).abs() < 1e-3, "{at}");
+}
+
+#[test]
+fn of_a_full_queue_only_the_own_share_takes_windows() {
+    let ended = |others: f64, bytes: f64| {
+        let crowded = Port { competitors: Trace::constant(others), buffer: 2e5, ..port(1e6) };
+        let mut network = network(Tcp { initial_segments: 100.0, ..tcp() }, vec![crowded]);
+        let connection = network.connect(vec![0], Trace::constant(0.01), Trace::constant(0.01));
+        network.send(connection, bytes, 1);
+        arrivals(&mut network)[0].1
+    };
+    assert!(near(ended(0.0, 1.2e5), 0.13), "0.22 MB fit");
+    // Of 1 MB/s for 0.17 s and what is left of the queue, half: 0.11 MB.
+    assert!(near(ended(1.0, 1e5), 0.2 + 0.16));
+    let lost = ended(1.0, 1.2e5);
+    assert!(lost > 0.24 + 0.16 + 0.17, "{lost}");
+}
+
+#[test]
+fn others_use_up_the_credit_of_a_token_bucket() {
+    let burst = Some(Burst { bytes: 9e5, peak: 1e6 });
+    let crowded = Port { burst, competitors: Trace::constant(1.0), buffer: 1e6, ..port(1e5) };
+    let mut network = network(wide(), vec![crowded]);
+    let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.timer(2.0, 1);
+    assert_eq!(network.advance(), Some(Happened::Timer(1)));
+    network.send(connection, 1e5, 2);
+    // Half of the rate, and a queue of 0.75 MB.
+    assert!(near(arrivals(&mut network)[0].1, 2.0 + 2.0 + 7.5));
 }
 
 #[test]
@@ -109,6 +186,22 @@ fn a_token_bucket_lets_its_credit_go_at_the_peak() {
     network.send(connection, 1.2e6, 1);
     // The credit is used up after 1 s (0.9 MB and the 0.1 MB that came in); the rest goes at the rate.
     assert!(near(arrivals(&mut network)[0].1, 3.0));
+}
+
+#[test]
+fn a_credit_comes_back_at_the_rate_of_its_time() {
+    let burst = Some(Burst { bytes: 9e5, peak: 1e6 });
+    let steps = [(0.0, 1e5), (2.0, 9e5), (2.1, 1e5)].map(|(from, value)| Step { from, value });
+    let mut network = network(wide(), vec![Port { burst, rate: Trace::new(steps.to_vec()).unwrap(), ..port(0.0) }]);
+    let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(connection, 1e6, 1);
+    assert!(near(arrivals(&mut network)[0].1, 1.0), "all of the credit");
+    network.timer(2.1, 2);
+    assert_eq!(network.advance(), Some(Happened::Timer(2)));
+    network.send(connection, 3e5, 3);
+    // 0.1 MB in one second and 0.09 MB in a tenth came back: they last for 0.19 / 0.9 s at the peak.
+    let fast_s = 0.19 / 0.9;
+    assert!(near(arrivals(&mut network)[0].1, 2.1 + fast_s + (3e5 - 1e6 * fast_s) / 1e5));
 }
 
 #[test]
@@ -253,4 +346,14 @@ fn a_largest_window_goes_once_per_round_trip() {
     many.send(far, 1e15, 1);
     let times = arrivals(&mut many);
     assert!(near(times[0].1, 0.1 * (1e9 - 1.0) + 1e-3 + 0.05), "without an event per window: {times:?}");
+}
+
+#[test]
+fn heads_and_acknowledgements_take_their_part_of_a_port() {
+    let mut network = network(Tcp { overhead_bytes: 144.8, ..wide() }, vec![port(1e6)]);
+    let id = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
+    network.send(id, 1e6, 7);
+    assert_eq!(network.advance(), Some(Happened::Delivered(7)));
+    assert!((network.now() - 1.1).abs() < 1e-6, "{}", network.now());
+    assert!((network.counted(id).sent - 1e6).abs() < 1.0);
 }

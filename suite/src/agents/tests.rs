@@ -4,7 +4,7 @@ use super::*;
 use crate::cells::Phase;
 use crate::families;
 use crate::ranks::{Carried, Exchanged};
-use crate::steps::{Compute, Stragglers, Timeline};
+use crate::steps::{Compute, StepOf, Stragglers, Timeline};
 use flexcomm_compression::codec::Element;
 use flexcomm_controller::RawConfig;
 use flexcomm_domain::{CodecBytes, Strategy};
@@ -86,8 +86,9 @@ impl Bench {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
         while starts[0] < until {
-            let codec = CodecSeconds::default();
-            let step = timeline.step(&Strategy::DENSE_RING, &exchanged, codec, &[], &mut rng).unwrap();
+            let (codec, strategy) = (CodecSeconds::default(), &Strategy::DENSE_RING);
+            let of = StepOf { strategy, exchanged: &exchanged, codec, besides: &[], control: &[] };
+            let step = timeline.step(&of, &mut rng).unwrap();
             let Self { net, agents, .. } = &mut self;
             let software = Coefficients::frozen().software;
             let others = &mut |network: &mut Shared, what| agents.happened(network, what);
