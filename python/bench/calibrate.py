@@ -1,12 +1,13 @@
 """What the suite's truth is fitted to: how long this machine takes for collectives, computing and steps, as JSON.
 
-    python bench/experiment.py --calibrate --out target/calibration     # as root: ranks in user-mode Linux, links of 5 ms without limits
+    python bench/experiment.py --calibrate --out target/calibration     # as root: ranks in user-mode Linux, links of 5 ms and 60 Mbit/s
     python bench/calibrate.py --ranks 2 > measured.json                 # ranks on this host's loopback
     flexcomm-suite calibrate measured.json --out truth.toml             # coefficients with which the truth takes as long
 
 Measured: a round trip of one byte over TCP, Gloo's collectives of several sizes, steps of the perceptron without any exchange, and
 under every setting. All ranks work at once, so where they share a processor (user-mode Linux has one) the coefficients hold that.
-Links without any latency would keep that processor busy all the time, and messages take several times as long then as in any cell.
+Links without any latency would keep that processor busy all the time, and messages take several times as long then as in any cell;
+links without a limit would spare it what htb does for each packet.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ ECHO_PORT = 29_600
 # What ranks do
 
 
-def measure(settings: list[str], latency_s: float, rows: int = ROWS) -> dict[str, Any]:
-    """On every rank of the default group, whose links have this latency one way."""
+def measure(settings: list[str], machine: dict[str, Any], rows: int = ROWS) -> dict[str, Any]:
+    """On every rank of the default group. ``machine``: what is known of it and its links, for whoever fits the truth to it."""
     import torch.distributed as dist
 
-    return {
+    return machine | {
         "world": dist.get_world_size(),
-        "latency_s": latency_s,
         "row": ROW,
         "batch": BATCH,
         "round_trip_s": round_trip(),
@@ -164,7 +164,7 @@ def loopback_rank(rank: int, world: int, rows: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29599")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    measured = measure([], 0.0, rows)
+    measured = measure([], {"latency_s": 0.0}, rows)
     if rank == 0:
         print(json.dumps(measured, indent=1))
     dist.barrier()

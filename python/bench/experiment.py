@@ -71,8 +71,10 @@ SUITE = [
 #: What cells may ask for that is not played.
 NOT_PLAYED = {"ranks_per_nic": 1, "values_factor": 1.0, "stragglers": {"spread": 0.0, "pause_share": 0.0, "pause": 0.0}}
 
-#: Of --calibrate: bits per second without a limit that matters, and seconds one way.
-UNLIMITED, CALIBRATED_LATENCY = 1e11, 0.005
+#: Bits per second without a limit that matters.
+UNLIMITED = 1e11
+#: Of --calibrate: the links, and what holds of user-mode Linux. netem's queue holds 100,000 packets: nothing is lost.
+CALIBRATED = {"latency_s": 0.005, "mbit": 60.0, "buffer_bytes": 1e8, "one_processor": True}
 
 INIT = """#!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
@@ -509,12 +511,14 @@ def train(plan: dict[str, Any], runs: list[tuple[str, int]], out: pathlib.Path) 
 def inside(plan: dict[str, Any]) -> None:
     out = pathlib.Path(plan["out"])
     if plan["cell"] or plan["calibrate"]:
-        build(plan["ranks"], plan["latency_s"], UNLIMITED)
+        build(plan["ranks"], 0.0, UNLIMITED)
         limit_ports(plan["ranks"])
     else:
         _, latency, rate = plan["phases"][0]
         build(plan["ranks"], latency, rate / plan["divisor"])
     if plan["calibrate"]:
+        mbit = CALIBRATED["mbit"]
+        Links(plan["ranks"]).set({"latency_ms": 1e3 * CALIBRATED["latency_s"], "up_mbit": mbit, "down_mbit": mbit})
         train(plan, [], out)
         return
     if plan["cell"]:
@@ -549,7 +553,7 @@ def main() -> None:
         return
     plan = vars(given) | {"out": str(pathlib.Path(given.out).resolve()), "phases": SCHEDULES[given.schedule]}
     plan["cell"] = read_cell(given.cell) if given.cell else None
-    plan["latency_s"] = CALIBRATED_LATENCY if plan["calibrate"] else 0.0
+    plan["machine"] = CALIBRATED
     if plan["cell"]:
         plan |= {"ranks": plan["cell"]["world"], "phases": None}
     plan["settings"] = given.settings or (SUITE if plan["cell"] or plan["calibrate"] else [*FIXED, "flexcomm"])

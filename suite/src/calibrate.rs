@@ -23,6 +23,9 @@ pub struct Measured {
     pub world: usize,
     /// Of every link, one way, seconds.
     pub latency_s: f64,
+    /// Of every NIC, each way; none without a limit that matters.
+    #[serde(default)]
+    pub mbit: Option<f64>,
     /// One byte there and back over TCP, seconds.
     pub round_trip_s: f64,
     /// Bytes that fit into the links' queues; the truth's, where it is not given.
@@ -166,11 +169,12 @@ pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &
 
 /// The job and the network that were measured on.
 fn cell(measured: &Measured) -> Cell {
+    let mbit = measured.mbit.unwrap_or(UNLIMITED_MBIT);
     let phase = Phase {
         seconds: 1e6,
         latency_ms: 1e3 * measured.latency_s,
-        up_mbit: UNLIMITED_MBIT,
-        down_mbit: UNLIMITED_MBIT,
+        up_mbit: mbit,
+        down_mbit: mbit,
         nics: Vec::new(),
     };
     Cell {
@@ -316,6 +320,7 @@ mod tests {
         let mut measured = Measured {
             world: 4,
             latency_s: 2e-3,
+            mbit: Some(1e3),
             round_trip_s: 4e-3 + truth.tcp.stack_s,
             buffer_bytes: Some(1e8),
             one_processor: false,
@@ -360,6 +365,7 @@ mod tests {
         let measured = Measured {
             world: 4,
             latency_s: 0.0,
+            mbit: None,
             round_trip_s: 1e-4,
             buffer_bytes: None,
             one_processor: false,
