@@ -45,6 +45,11 @@ impl Layers {
         Self::new(&[n])
     }
 
+    /// As many layers, without values.
+    pub fn emptied(&self) -> Self {
+        Self { ends: vec![0; self.len()], cols: vec![1; self.len()] }
+    }
+
     /// n: values of all layers together.
     pub fn values(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)

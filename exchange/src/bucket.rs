@@ -338,6 +338,22 @@ impl Bucket {
         self.round
     }
 
+    /// Bytes of this rank's part of the round under way, its header included, that do not grow with the gradient: headers, sizes,
+    /// energies and norms, and what a message without values has. What travels for each row or column of a matrix is not among them.
+    pub fn fixed_bytes(&self) -> usize {
+        let Round { bytes, .. } = self.round;
+        let empty = || self.run.pipeline.emptied();
+        let payload = match self.phase {
+            Phase::Sizes | Phase::Energies => bytes,
+            Phase::Whole | Phase::Bodies(_) => empty().size().most(),
+            Phase::Sums(number) => empty().summed_size(self.step.index, number),
+            Phase::Indices => empty().indices_size(),
+            Phase::Values => 4 * NORMS,
+            Phase::Idle | Phase::Refused => 0,
+        };
+        self.round.head_bytes() + payload.min(bytes)
+    }
+
     /// Whether this rank has a part in the exchange under way, or had one in the last.
     pub fn status(&self) -> Status {
         self.status

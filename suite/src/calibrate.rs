@@ -170,13 +170,8 @@ pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &
 /// The job and the network that were measured on.
 fn cell(measured: &Measured) -> Cell {
     let mbit = measured.mbit.unwrap_or(UNLIMITED_MBIT);
-    let phase = Phase {
-        seconds: 1e6,
-        latency_ms: 1e3 * measured.latency_s,
-        up_mbit: mbit,
-        down_mbit: mbit,
-        nics: Vec::new(),
-    };
+    let phase =
+        Phase { seconds: 1e6, latency_ms: 1e3 * measured.latency_s, up_mbit: mbit, down_mbit: mbit, nics: Vec::new() };
     Cell {
         name: "calibration".to_owned(),
         family: "calibration".to_owned(),
@@ -207,7 +202,7 @@ fn collective_s(cell: &Cell, truth: &Coefficients, one: &MeasuredCollective, row
     let how = one.how()?;
     let mut collective = |number: usize| -> Result<Collective> {
         // Broadcasts come from all ranks in turn.
-        let carried = Carried { how: how((number % cell.world) as u32), bytes: one.bytes };
+        let carried = Carried { how: how((number % cell.world) as u32), bytes: one.bytes, fixed: 0 };
         let program = programs.of(carried, Strategy::DENSE_RING.collective(), cell.world as u32, 1.0)?;
         Ok(Collective { group: 0, program })
     };

@@ -87,6 +87,8 @@ pub struct MeanRound {
     pub how: Way,
     /// Of one rank's part.
     pub bytes: f64,
+    /// Of these, how many do not grow with the gradient.
+    pub fixed: f64,
 }
 
 /// Which collective, whatever its elements and its root.
@@ -101,6 +103,16 @@ pub enum Way {
     Broadcast,
 }
 
+impl Way {
+    fn of(how: How) -> Self {
+        match how {
+            How::Gather => Self::Gather,
+            How::Broadcast(_) => Self::Broadcast,
+            How::Sum(_) | How::Refused => Self::Sum,
+        }
+    }
+}
+
 impl Curve {
     /// The exchanges of a step.
     fn exchanged(&self, step: u64, world: usize) -> Vec<Exchanged> {
@@ -110,7 +122,7 @@ impl Curve {
                 Way::Broadcast => How::Broadcast((step % world as u64) as u32),
                 Way::Sum => How::Sum(Element::F32),
             };
-            Carried { how, bytes: round.bytes.round() as usize }
+            Carried { how, bytes: round.bytes.round() as usize, fixed: round.fixed.round() as usize }
         };
         let bucket =
             |rounds: &Vec<MeanRound>| Exchanged { rounds: rounds.iter().map(carried).collect(), energies: Vec::new() };
@@ -121,29 +133,29 @@ impl Curve {
 /// Bytes of collectives over a run.
 #[derive(Default)]
 struct Means {
-    rounds: Vec<Vec<(How, f64)>>,
+    /// Their sums.
+    rounds: Vec<Vec<MeanRound>>,
     steps: f64,
 }
 
 impl Means {
     fn add(&mut self, stepped: &Stepped) {
+        let none = |round: &Carried| MeanRound { how: Way::of(round.how), bytes: 0.0, fixed: 0.0 };
         if self.rounds.is_empty() {
-            self.rounds =
-                stepped.buckets.iter().map(|b| b.rounds.iter().map(|round| (round.how, 0.0)).collect()).collect();
+            self.rounds = stepped.buckets.iter().map(|b| b.rounds.iter().map(none).collect()).collect();
         }
-        for (means, bucket) in self.rounds.iter_mut().zip(&stepped.buckets) {
-            means.iter_mut().zip(&bucket.rounds).for_each(|(mean, round)| mean.1 += round.bytes as f64);
+        for (sums, bucket) in self.rounds.iter_mut().zip(&stepped.buckets) {
+            for (sum, round) in sums.iter_mut().zip(&bucket.rounds) {
+                sum.bytes += round.bytes as f64;
+                sum.fixed += round.fixed as f64;
+            }
         }
         self.steps += 1.0;
     }
 
     fn rounds(&self) -> Vec<Vec<MeanRound>> {
-        let way = |how: &How| match how {
-            How::Gather => Way::Gather,
-            How::Broadcast(_) => Way::Broadcast,
-            How::Sum(_) | How::Refused => Way::Sum,
-        };
-        let mean = |(how, bytes): &(How, f64)| MeanRound { how: way(how), bytes: bytes / self.steps.max(1.0) };
+        let steps = self.steps.max(1.0);
+        let mean = |sum: &MeanRound| MeanRound { how: sum.how, bytes: sum.bytes / steps, fixed: sum.fixed / steps };
         self.rounds.iter().map(|bucket| bucket.iter().map(mean).collect()).collect()
     }
 }
@@ -359,7 +371,7 @@ pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64
 pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
     const STEPS: u64 = 8;
     let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
-    let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64 }];
+    let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64, fixed: 0.0 }];
     let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
     let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
     let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, burst_mbytes: None, burst_mbit: None, ..cell.clone() };

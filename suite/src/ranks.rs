@@ -97,6 +97,8 @@ pub struct Carried {
     pub how: How,
     /// Of one rank's part, headers included.
     pub bytes: usize,
+    /// Of these, how many do not grow with the gradient: see [`Bucket::fixed_bytes`].
+    pub fixed: usize,
 }
 
 /// A bucket's exchange.
@@ -326,7 +328,8 @@ impl Ranks {
         let mut round = round.context("a job has ranks")?;
         loop {
             if round.how != How::Refused {
-                rounds.push(Carried { how: round.how, bytes: round.head_bytes() + round.bytes });
+                let fixed = self.ranks[0].buckets[bucket].fixed_bytes();
+                rounds.push(Carried { how: round.how, bytes: round.head_bytes() + round.bytes, fixed });
             }
             self.carry(bucket, round);
             let arrived = round.split(CHECK, self.ranks.len(), &self.buffer);
@@ -369,7 +372,7 @@ impl Ranks {
         let scale = 1.0 / self.ranks.len() as f32;
         mean.iter_mut().for_each(|sum| *sum *= scale);
         let how = How::Sum(Element::F32);
-        Exchanged { rounds: vec![Carried { how, bytes: 4 * range.len() }], energies: Vec::new() }
+        Exchanged { rounds: vec![Carried { how, bytes: 4 * range.len(), fixed: 0 }], energies: Vec::new() }
     }
 
     /// Runs the collective of a round; what it brings is in the buffer.

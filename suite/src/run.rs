@@ -446,7 +446,7 @@ mod tests {
                 _ => (vec![2.0, 1.9, 1.8], 0.9, 0.5),
             };
             let how = if setting == DENSE { Way::Sum } else { Way::Gather };
-            let round = |values: usize| vec![MeanRound { how, bytes: 4.0 * share * values as f64 }];
+            let round = |values: usize| vec![MeanRound { how, bytes: 4.0 * share * values as f64, fixed: 0.0 }];
             let rounds = bucket_values(recipe.model).into_iter().map(round).collect();
             Curve { setting, losses, accuracy, rounds, diverged: false }
         };

@@ -21,8 +21,15 @@ use std::sync::Arc;
 pub struct Compute {
     /// Seconds of forward and backward on a rank.
     pub seconds: f64,
-    /// Each value of the gradient stands for so many.
+    /// Each value of the gradient stands for so many; see [`Carried::wire_bytes`].
     pub values_factor: f64,
+}
+
+impl Carried {
+    /// Bytes of one rank's part where each value of the gradient stands for `values_factor`.
+    pub fn wire_bytes(&self, values_factor: f64) -> f64 {
+        self.fixed as f64 + self.bytes.saturating_sub(self.fixed) as f64 * values_factor
+    }
 }
 
 /// What a compressor takes on a cell's machines, by the truth's table.
@@ -56,7 +63,14 @@ pub struct Stragglers {
 pub struct Programs {
     /// How blocks are gathered.
     gather: Gather,
-    made: BTreeMap<(Kind, usize), Arc<Program>>,
+    made: BTreeMap<(Kind, Parts), Arc<Program>>,
+}
+
+/// Bytes of a rank's part, see [`Carried`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Parts {
+    bytes: usize,
+    fixed: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +105,7 @@ impl Programs {
         Self { gather, made: BTreeMap::new() }
     }
 
-    /// What a collective transfers whose ranks have parts of so many bytes.
+    /// What a collective transfers whose ranks have such parts, of a gradient of which each value stands for `factor`.
     pub fn of(
         &mut self,
         carried: Carried,
@@ -105,7 +119,9 @@ impl Programs {
             How::Broadcast(root) => Kind::Broadcast(root),
             How::Refused => anyhow::bail!("an exchange that the ranks refuse has no transfers"),
         };
-        if let Some(made) = self.made.get(&(kind, carried.bytes)) {
+        let Carried { bytes, fixed, .. } = carried;
+        let key = (kind, Parts { bytes, fixed });
+        if let Some(made) = self.made.get(&key) {
             return Ok(made.clone());
         }
         let schedule = match kind {
@@ -114,12 +130,12 @@ impl Programs {
             Kind::Gather => allgather(world)?,
             Kind::Broadcast(root) => binomial_broadcast(world, Rank(root))?,
         };
-        let made = Arc::new(program(&schedule, carried.bytes as f64 * factor, kind == Kind::Gather));
+        let made = Arc::new(program(&schedule, carried.wire_bytes(factor), kind == Kind::Gather));
         // Messages whose size depends on the values have a new one in every step.
         if self.made.len() > 4096 {
             self.made.clear();
         }
-        self.made.insert((kind, carried.bytes), made.clone());
+        self.made.insert(key, made.clone());
         Ok(made)
     }
 }
@@ -258,20 +274,69 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::{Data, Model, Ranks, Recipe};
+    use flexcomm_exchange::HEAD_BYTES;
+
+    /// Message by message, as the network gets them.
+    #[test]
+    fn what_does_not_grow_with_the_gradient_is_not_multiplied() {
+        const FACTOR: f64 = 1000.0;
+        let (model, world) = (Model::Convolutional, 2);
+        let recipe = Recipe { model, world, momentum: 0.9, learning_rate: 0.05, batch: 32, steps: 1, seed: 1 };
+        let mut ranks = Ranks::new(recipe, Arc::new(Data::synthetic(world))).unwrap();
+        let mut sent = |text: &str| -> Vec<(Carried, f64)> {
+            let strategy: Strategy = text.parse().unwrap();
+            let rounds: Vec<Carried> =
+                ranks.step(0, &strategy).unwrap().buckets.into_iter().flat_map(|bucket| bucket.rounds).collect();
+            let mut programs = Programs::new(Gather::Ring);
+            let mut bytes = |carried: &Carried| {
+                let made = programs.of(*carried, strategy.collective(), world as u32, FACTOR).unwrap();
+                made.ranks.iter().flatten().flat_map(|round| &round.sends).map(|send| send.bytes).sum()
+            };
+            rounds.iter().map(|carried| (*carried, bytes(carried))).collect()
+        };
+        // Header with one parameter, number of indices, and the byte that names how they are written.
+        let header = 32 + 8 + 4 + 1;
+        for (carried, bytes) in sent("topk(k=0.01)+ef(vanilla)/allgather") {
+            let fixed = HEAD_BYTES + header;
+            assert_eq!(carried.fixed, fixed);
+            // Each of two ranks sends its message to the other.
+            let expected = fixed as f64 + (carried.bytes - fixed) as f64 * FACTOR;
+            assert_eq!((carried.wire_bytes(FACTOR), bytes), (expected, 2.0 * expected));
+        }
+        for rounds in sent("topk(k=0.01)+ef(vanilla)/art-ring:var").chunks(3) {
+            let [energies, indices, values] = rounds else { panic!("{rounds:?}") };
+            assert_eq!((energies.0.bytes, energies.1), (HEAD_BYTES + 8, 2.0 * (HEAD_BYTES as f64 + 8.0)));
+            assert_eq!((indices.0.fixed, values.0.fixed), (header, 8));
+        }
+        for (carried, bytes) in sent("none/dense-ring") {
+            assert_eq!((carried.fixed, bytes), (0, 2.0 * carried.bytes as f64 * FACTOR));
+        }
+    }
+
+    #[test]
+    fn parts_of_one_size_and_other_fixed_bytes_are_told_apart() {
+        let (strategy, mut programs) = (Strategy::DENSE_RING, Programs::new(Gather::Ring));
+        let mut received = |fixed| {
+            let carried = Carried { how: How::Gather, bytes: 50, fixed };
+            programs.of(carried, strategy.collective(), 2, 10.0).unwrap().ranks[0][0].received_bytes
+        };
+        assert_eq!([0, 48, 50].map(&mut received), [500.0, 68.0, 50.0]);
+    }
 
     #[test]
     fn blocks_are_gathered_as_the_truth_has_it_and_only_allreduces_are_segmented() {
         let strategy: Strategy = "topk(k=0.01)+ef(vanilla)/allgather".parse().unwrap();
         let of = |gather, how| {
             let mut programs = Programs::new(gather);
-            let made = programs.of(Carried { how, bytes: 8 }, strategy.collective(), 4, 1.0).unwrap();
+            let made = programs.of(Carried { how, bytes: 8, fixed: 0 }, strategy.collective(), 4, 1.0).unwrap();
             let received = made.ranks[1].iter().map(|round| round.received_bytes).sum::<f64>();
             (made.ranks[1].len(), received, made.segmented)
         };
         assert_eq!(of(Gather::Doubling, How::Gather), (2, 24.0, false));
         assert_eq!(of(Gather::Ring, How::Gather), (3, 24.0, false));
         let dense: Strategy = "none/dense-ring".parse().unwrap();
-        let sum = Carried { how: How::Sum(flexcomm_compression::codec::Element::F32), bytes: 8 };
+        let sum = Carried { how: How::Sum(flexcomm_compression::codec::Element::F32), bytes: 8, fixed: 0 };
         let made = Programs::new(Gather::Ring).of(sum, dense.collective(), 4, 1.0).unwrap();
         assert!(made.segmented && made.ranks[3].iter().all(|round| round.senders == [2]));
     }

@@ -170,8 +170,8 @@ impl<'a> Trainers<'a> {
         &self.ranks
     }
 
-    /// What each rank says of itself: the lab's hello, of as many values as the model stands for. Compressors that the truth does not
-    /// know are left out.
+    /// What each rank says of itself: the lab's hello, of as many values as the model stands for. Headers are as long as they are.
+    /// Compressors that the truth does not know are left out.
     pub fn hellos(&self) -> Result<Vec<Hello>> {
         let layers = flexcomm_exchange::layers(&self.model).context("lay out the model's parameters")?;
         let factor = self.cell.values_factor;
@@ -180,15 +180,11 @@ impl<'a> Trainers<'a> {
         };
         let hello = |rank| {
             let lab = flexcomm_lab::worker::hello(&self.job, Rank(rank), self.cell.world, &layers);
-            let scaled = |codec: CodecInfo| CodecInfo {
-                header_bytes: (codec.header_bytes as f64 * factor).round() as u64,
-                ..codec
-            };
             Hello {
                 run: Some(self.run),
                 gradient_values: (lab.gradient_values as f64 * factor).round() as u64,
                 backend: BACKEND.to_owned(),
-                codecs: lab.codecs.into_iter().filter(is_known).map(scaled).collect(),
+                codecs: lab.codecs.into_iter().filter(is_known).collect(),
                 ..lab
             }
         };
@@ -264,7 +260,7 @@ impl<'a> Trainers<'a> {
     fn agreement(&self) -> Vec<Carried> {
         let message = self.control.announces().then_some((How::Broadcast(0), MESSAGE_BYTES));
         let answers = self.control.gathers().then_some((How::Gather, ANSWER_BYTES));
-        message.into_iter().chain(answers).map(|(how, bytes)| Carried { how, bytes }).collect()
+        message.into_iter().chain(answers).map(|(how, bytes)| Carried { how, bytes, fixed: bytes }).collect()
     }
 
     /// What each rank says of the trial under way.

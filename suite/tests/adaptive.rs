@@ -1,12 +1,13 @@
 //! Runs that adapt: the trainer side under the clock of the network, and scripts.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use flexcomm_compression::Sizes;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use flexcomm_suite::adaptive::{self, Beside, Change, Promise, Ran, Script};
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
-use flexcomm_suite::ranks::{Data, Model, Ranks};
+use flexcomm_suite::ranks::{Data, Model, Ranks, buckets};
 use flexcomm_trainer::MESSAGE_BYTES;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
@@ -221,12 +222,19 @@ fn what_trainers_say_passes_the_checks_of_the_wire_and_is_the_same_each_time() {
     };
     let ((ran, recorder), (again, _)) = (once(), once());
     assert_eq!(serde_json::to_string(&ran).unwrap(), serde_json::to_string(&again).unwrap());
+    let mut params: Vec<_> = buckets(&Model::Convolutional.network()).into_iter().flat_map(|b| b.params).collect();
+    params.sort_by_key(|param| param.id);
+    let layers = flexcomm_exchange::layers(&params).unwrap();
     for hello in recorder.hellos.iter().cloned() {
         let Hello { job, run, rank, world, gradient_values, backend, codecs, collectives, .. } = hello;
         assert_eq!(gradient_values, 143_180);
         let seen = JobSeen { job, run, rank, world, gradient_values, backend, codecs, collectives };
         seen.check().unwrap();
         assert!(seen.codecs.iter().any(|codec| codec.compressor == "topk(k=*)+ef(vanilla)"));
+        for codec in &seen.codecs {
+            let own = Sizes::codec(codec.compressor.parse().unwrap(), &layers);
+            assert_eq!(codec.header_bytes, own.header_bytes, "{}: headers do not grow", codec.compressor);
+        }
     }
     let mut kinds = [0; 3];
     for (_, message) in &recorder.said {

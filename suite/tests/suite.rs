@@ -31,6 +31,11 @@ fn every_fixed_setting_learns_and_sends_what_it_should() {
             "fp16/dense-ring" => assert_eq!(bytes, dense / 2.0),
             _ => assert!(bytes < 0.9 * dense, "{}: {bytes} of {dense}", setting.0),
         }
+        for (bucket, values) in curve.rounds.iter().zip(fixed::bucket_values(Model::Convolutional)) {
+            let (bytes, fixed) = bucket.iter().fold((0.0, 0.0), |(b, f), round| (b + round.bytes, f + round.fixed));
+            let sums = setting.0.ends_with("/dense-ring");
+            assert!(fixed < bytes && (sums == (fixed == 0.0)), "{}: {fixed} of {bytes} for {values}", setting.0);
+        }
     }
 }
 

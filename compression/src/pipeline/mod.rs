@@ -198,6 +198,13 @@ impl Pipeline {
         Ok(if self.as_on_device { fork.as_on_device() } else { fork })
     }
 
+    /// Another one for as many layers without values: the sizes of its messages are those bytes of this one's that do not grow with
+    /// the gradient (header, factors, numbers of indices, a scale of a whole tensor).
+    pub fn emptied(&self) -> Self {
+        let empty = Self::new(&self.spec, self.layers.emptied(), self.member).with_kernel(self.kernel);
+        if self.as_on_device { empty.as_on_device() } else { empty }
+    }
+
     /// As [`Self::new`] with given instructions. Results are the same.
     pub fn with_kernel(self, kernel: Kernel) -> Self {
         Self { kernel, ..self }

@@ -79,7 +79,7 @@ const SPECS: [&str; 32] = [
 
 /// A step of ranks on both sides against the same on the host.
 fn compare(mixed: &mut [Bucket], host: &mut [Bucket], plan: &Plan, label: &str) {
-    let Seen { parts, rounds, ends: got } = step(mixed, plan);
+    let Seen { parts, rounds, ends: got, .. } = step(mixed, plan);
     let want = step(host, &Plan { sides: vec![None; 3], ..plan.clone() });
     let good = got[0].0 == Ok(Ran::Good);
     for (number, (round, (own, other))) in rounds.iter().zip(parts.iter().zip(&want.parts)).enumerate().filter(|_| good)

@@ -70,6 +70,33 @@ fn all_ranks_get_the_same_bits() {
     }
 }
 
+/// With a hundred times as many rows of each parameter.
+#[test]
+fn fixed_bytes_are_those_that_do_not_grow_with_the_gradient() {
+    let large = PARAMS.map(|param| Param { len: 100 * param.len, ..param });
+    let seen = |spec: &str, leader, params: &[Param]| {
+        let n = params.iter().map(|param| param.len).sum::<usize>();
+        let gradients = (0..3).map(|rank| gradient(0, rank).into_iter().cycle().take(n).collect()).collect();
+        step(&mut ranks_of(spec, 3, params), &Plan { leader: led(leader), ..Plan::new(0, gradients) })
+    };
+    for (spec, leader) in EXCHANGES {
+        let (seen, grown) = (seen(spec, leader, &PARAMS), seen(spec, leader, &large));
+        assert_eq!(seen.fixed, grown.fixed, "{spec}");
+        for (round, fixed) in seen.rounds.iter().zip(&seen.fixed) {
+            assert!(*fixed <= round.head_bytes() + round.bytes, "{spec}: {fixed} of {round:?}");
+        }
+    }
+    // Control head; header with one parameter; number of indices, and the byte that names how they are written.
+    let (head, header, indices) = (8, 32 + 8, 4 + 1);
+    assert_eq!(seen("none", None, &PARAMS).fixed, [0]);
+    assert_eq!(seen("topk(k=0.1)", None, &PARAMS).fixed, [head + header + indices]);
+    assert_eq!(seen("lwtopk(k=0.1)", None, &PARAMS).fixed, [head + header + 3 * indices], "each tensor its own set");
+    assert_eq!(seen("powersgd(rank=2)", None, &PARAMS).fixed, [0, 0]);
+    let led_by_any = seen("topk(k=0.1)", Some(None), &PARAMS);
+    assert_eq!(led_by_any.fixed, [head + 8, header + indices, 8], "energies, indices, norms");
+    assert_eq!(seen("threshold(v=0.5)", None, &PARAMS).fixed[0], head + 8, "sizes");
+}
+
 #[test]
 fn a_nan_on_one_rank_is_nan_on_all_and_leaves_the_state() {
     for (spec, leader) in EXCHANGES {

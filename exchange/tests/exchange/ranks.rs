@@ -72,6 +72,8 @@ pub struct Seen {
     /// Every rank's part of every round.
     pub parts: Vec<Vec<Vec<u8>>>,
     pub rounds: Vec<Round>,
+    /// Of every round, see [`Bucket::fixed_bytes`]: the same on all ranks.
+    pub fixed: Vec<usize>,
     /// How it ended on every rank, and the mean.
     pub ends: Vec<(Result<Ran, String>, Vec<f32>)>,
 }
@@ -188,7 +190,7 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         });
     }
     let on_device: Vec<bool> = ranks.iter().map(Bucket::is_on_device).collect();
-    let mut seen = Seen { parts: Vec::new(), rounds: Vec::new(), ends: Vec::new() };
+    let mut seen = Seen { parts: Vec::new(), rounds: Vec::new(), fixed: Vec::new(), ends: Vec::new() };
     loop {
         let round = rounds[0];
         assert!(rounds.iter().all(|other| *other == round), "{rounds:?}");
@@ -197,6 +199,9 @@ pub fn step(ranks: &mut [Bucket], plan: &Plan) -> Seen {
         let arrived = carry(round, &heads, &parts);
         seen.parts.push(parts);
         seen.rounds.push(round);
+        let fixed = ranks[0].fixed_bytes();
+        assert!(ranks.iter().all(|rank| rank.fixed_bytes() == fixed));
+        seen.fixed.push(fixed);
         let views = round.split(0, ranks.len(), &arrived).unwrap();
         if round.last {
             let ends = ranks

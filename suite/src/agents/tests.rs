@@ -80,7 +80,7 @@ impl Bench {
         let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
         let exchanged = [Exchanged {
-            rounds: vec![Carried { how: How::Sum(Element::F32), bytes: 4_000_000 }],
+            rounds: vec![Carried { how: How::Sum(Element::F32), bytes: 4_000_000, fixed: 0 }],
             energies: Vec::new(),
         }];
         let mut rng = ChaCha8Rng::seed_from_u64(1);
