@@ -240,8 +240,13 @@ pub struct Net<T> {
 }
 
 impl<T: Copy> Net<T> {
-    /// At its start. `seed`: of losses.
+    /// At the start of the first phase. `seed`: of losses.
     pub fn new(cell: &Cell, truth: &Coefficients, seed: u64) -> Self {
+        Self::beginning_at(0.0, cell, truth, seed)
+    }
+
+    /// At another moment, in seconds: before 0 it is as in the first phase.
+    pub fn beginning_at(begins: f64, cell: &Cell, truth: &Coefficients, seed: u64) -> Self {
         let nics = cell.nics();
         let port = |nic: usize, mbit: fn(&Phase) -> f64| Port {
             rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
@@ -253,7 +258,7 @@ impl<T: Copy> Net<T> {
         let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(1);
-        let network = Network::new(truth.tcp, ups.chain(downs).collect(), rng);
+        let network = Network::beginning_at(begins, truth.tcp, ups.chain(downs).collect(), rng);
         let mut net =
             Self { network, mesh: Mesh { to: Vec::new() }, up: (0..nics).collect(), down: (nics..2 * nics).collect() };
         let between = |net: &mut Self, from: usize, to: usize| {

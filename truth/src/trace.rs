@@ -29,9 +29,9 @@ impl Trace {
         (ordered && begins && finite).then_some(Self { steps })
     }
 
-    /// The value at a moment.
+    /// The value at a moment; before the start it is the first.
     pub fn at(&self, seconds: f64) -> f64 {
-        self.steps[self.after(seconds).saturating_sub(1)].value
+        self.steps[self.after(seconds) - 1].value
     }
 
     /// When it changes next.
@@ -46,7 +46,9 @@ impl Trace {
             end *= 2;
         }
         let begin = end / 2;
-        begin + self.steps[begin..end.min(self.steps.len())].partition_point(|step| step.from <= seconds)
+        let after = begin + self.steps[begin..end.min(self.steps.len())].partition_point(|step| step.from <= seconds);
+        // The first value holds before its moment, too: it does not change there.
+        after.max(1)
     }
 }
 
@@ -65,7 +67,7 @@ mod tests {
                 let next = (at + 1 < count).then_some(at as f64 + 1.0);
                 assert_eq!((trace.next_change(at as f64), trace.next_change(half)), (next, next));
             }
-            assert_eq!(trace.at(-1.0), 0.0);
+            assert_eq!((trace.at(-1.0), trace.next_change(-1.0)), (0.0, (count > 1).then_some(1.0)));
         }
     }
 }

@@ -1,9 +1,8 @@
 //! The controller's end of the network.
 
-use super::{Answer, Call, Carries, Token, World, json_bytes};
+use super::{Answer, Call, Carries, World, json_bytes};
 use flexcomm_controller::Embedded;
 use flexcomm_domain::NodeName;
-use flexcomm_truth::job;
 use std::time::Duration;
 
 /// The controller with the connections of its agents.
@@ -17,7 +16,7 @@ pub(super) struct Desk {
     sent: Vec<Option<u64>>,
     /// When the next pass's timer runs out, seconds.
     pass_at: f64,
-    /// All reports, with when they arrived.
+    /// All reports, with when they arrived by the job's clock.
     #[cfg(test)]
     pub(super) taken: Vec<(f64, usize, flexcomm_wire::Report)>,
 }
@@ -46,7 +45,7 @@ impl Desk {
         let next = self.controller.next_pass().as_secs_f64();
         if next < self.pass_at {
             self.pass_at = next;
-            world.network.timer(next, job::Token::Other(Token(Carries::Pass)));
+            world.set(next, Carries::Pass);
         }
     }
 
@@ -97,7 +96,7 @@ impl Desk {
             }
             Call::Reports(reports) => {
                 #[cfg(test)]
-                self.taken.extend(reports.iter().map(|report| (world.now(), rank, report.clone())));
+                self.taken.extend(reports.iter().map(|report| (world.network.now(), rank, report.clone())));
                 let answer = self.controller.reports(name, self.instances[rank], reports);
                 world.answer(rank, answer.as_ref().map_or(0, json_bytes), Answer::Stored(answer));
             }

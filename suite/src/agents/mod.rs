@@ -7,6 +7,9 @@
 //! ([`Embedded`]). Echoes, tests, reports, heartbeats and orders share ports with the job. Left out: traceroutes (the network has
 //! no hops), shaping, what is kept on disk, HTTP's and TLS's handshakes, and the time that agents and controller compute: a pass of
 //! the controller takes no simulated time.
+//!
+//! As daemons in a cluster they run when the job comes, for `WARM_S`: they know the links then. Their clocks begin with them
+//! (`World::now`); what is told of a run is by the job's (`Agents::by_job`).
 
 mod desk;
 mod node;
@@ -30,6 +33,7 @@ use node::Node;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::Duration;
 use test::Word;
 
 /// The network that agents share with the job.
@@ -87,6 +91,9 @@ enum Answer {
     Orders(Arc<flexcomm_controller::Published>),
 }
 
+/// So long before the job's first step agents and controller begin, in seconds: each link was tested by then.
+const WARM_S: f64 = 60.0;
+
 /// Bytes of a request's or an answer's head (HTTP/1.1 as the agent's client writes it, with its token).
 const HEAD_BYTES: f64 = 250.0;
 /// Bytes of IP's and UDP's heads.
@@ -108,6 +115,8 @@ struct Wires {
 /// What an agent or the controller has in its hands while something happens.
 struct World<'a> {
     network: &'a mut Shared,
+    /// When agents and controller began, by the network's clock.
+    began: f64,
     wires: &'a Wires,
     letters: &'a mut Letters,
     spent: &'a mut Spent,
@@ -129,12 +138,20 @@ impl Letters {
 }
 
 impl World<'_> {
+    /// Seconds since agents and controller began.
     fn now(&self) -> f64 {
-        self.network.now()
+        self.network.now() - self.began
+    }
+
+    /// A timer that runs out at such a moment; never before it, whatever rounding does.
+    fn set(&mut self, at: f64, carries: Carries) {
+        let moment = at + self.began;
+        let moment = if moment - self.began < at { moment.next_up() } else { moment };
+        self.network.timer(moment, job::Token::Other(Token(carries)));
     }
 
     fn timer(&mut self, at: f64, rank: usize, timer: Timer) {
-        self.network.timer(at, job::Token::Other(Token(Carries::Timer(rank, timer))));
+        self.set(at, Carries::Timer(rank, timer));
     }
 
     /// A packet of an echo.
@@ -192,6 +209,10 @@ pub struct Agents {
     wires: Wires,
     letters: Letters,
     spent: Spent,
+    /// How long they run before the job.
+    warm_s: f64,
+    /// Of tests before it.
+    warm_bytes: f64,
 }
 
 impl Agents {
@@ -209,6 +230,8 @@ impl Agents {
             wires: Wires { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
             letters: Letters::default(),
             spent: Spent::default(),
+            warm_s: WARM_S,
+            warm_bytes: 0.0,
         })
     }
 
@@ -228,13 +251,19 @@ impl Agents {
         self.nodes.iter().flat_map(of_agent).chain(self.desk.problems.iter().cloned()).collect()
     }
 
+    /// Seconds since the job began, of a time since the controller did.
+    fn by_job(&self, since_start: Duration) -> f64 {
+        since_start.as_secs_f64() + self.begins_at()
+    }
+
     fn handle(&mut self, network: &mut Shared, carries: Carries) {
+        let began = self.begins_at();
         let Self { nodes, desk, wires, letters, spent, .. } = self;
         let letter = match carries {
             Carries::Letter(id) => letters.waiting.remove(&id),
             _ => None,
         };
-        let world = &mut World { network, wires, letters, spent };
+        let world = &mut World { network, began, wires, letters, spent };
         match carries {
             Carries::Timer(rank, timer) => nodes[rank].timer(world, timer),
             Carries::Test(rank, number, word) => nodes[rank].test_word(world, number, word),
@@ -253,7 +282,11 @@ impl Agents {
 impl Beside for Agents {
     type Token = Token;
 
-    fn begin(&mut self, net: &mut Net<Token>, hellos: Vec<Hello>) {
+    fn begins_at(&self) -> f64 {
+        -self.warm_s
+    }
+
+    fn begin(&mut self, net: &mut Net<Token>) {
         let (cell, world) = (&self.cell, self.cell.world);
         let mut connect = |from: usize, to: usize| net.connect(cell, cell.nic(from), cell.nic(to));
         let tests = (0..world).map(|from| (0..world).map(|to| (from != to).then(|| connect(from, to))).collect());
@@ -261,10 +294,18 @@ impl Beside for Agents {
         let up = (0..world).map(|rank| connect(rank, 0)).collect();
         let down = (0..world).map(|rank| connect(0, rank)).collect();
         self.wires = Wires { job: net.mesh.to.clone(), tests, up, down };
+        let began = self.begins_at();
         let Self { nodes, desk, wires, letters, spent, .. } = self;
-        let world = &mut World { network: &mut net.network, wires, letters, spent };
+        let world = &mut World { network: &mut net.network, began, wires, letters, spent };
         desk.arm(world);
-        nodes.iter_mut().zip(hellos).for_each(|(node, hello)| node.begin(world, hello));
+        nodes.iter_mut().for_each(|node| node.begin(world));
+    }
+
+    fn join(&mut self, network: &mut Shared, hellos: Vec<Hello>) {
+        self.warm_bytes = self.spent.test_bytes;
+        for (rank, hello) in hellos.into_iter().enumerate() {
+            self.says(network, rank, FromTrainer::Hello(hello));
+        }
     }
 
     fn happened(&mut self, network: &mut Shared, what: Happened<Token>) {
@@ -273,8 +314,9 @@ impl Beside for Agents {
     }
 
     fn says(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
+        let began = self.begins_at();
         let Self { nodes, wires, letters, spent, .. } = self;
-        nodes[rank].says(&mut World { network, wires, letters, spent }, message);
+        nodes[rank].says(&mut World { network, began, wires, letters, spent }, message);
     }
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {
@@ -282,7 +324,7 @@ impl Beside for Agents {
     }
 
     fn bytes(&self) -> f64 {
-        self.spent.test_bytes
+        self.spent.test_bytes - self.warm_bytes
     }
 
     fn promised(&self) -> Vec<Promise> {
@@ -290,7 +332,7 @@ impl Beside for Agents {
         let made = job.map_or(Ok(Vec::new()), |job| self.desk.controller.decisions(job)).unwrap_or_default();
         let promise = |made: flexcomm_controller::MadeDecision| {
             let sync_s = made.predicted?.t_sync_s;
-            Some(Promise { version: made.version.0, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
+            Some(Promise { version: made.version.0, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })
         };
         made.into_iter().filter_map(promise).collect()
     }

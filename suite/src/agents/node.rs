@@ -13,7 +13,7 @@ use flexcomm_probes::echo::{LEN, Loss, Prober, ProberLimits, Received, Responder
 use flexcomm_probes::flows::Flow;
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
 use flexcomm_wire::{
-    FromTrainer, Heartbeat, Hello, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered,
+    FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered,
     Report, ReportAck, ReportBatch, ReportBody, ThroughputGrant,
 };
 use serde::{Deserialize, Serialize};
@@ -174,13 +174,12 @@ impl Node {
         EPOCH_US + (now * 1e6) as u64
     }
 
-    /// Begins, with its trainer.
-    pub(super) fn begin(&mut self, world: &mut World<'_>, hello: Hello) {
+    /// Begins.
+    pub(super) fn begin(&mut self, world: &mut World<'_>) {
         let start = world.now() + STAGGER_S * self.rank as f64;
         for timer in [Timer::Register, Timer::Look, Timer::Flows] {
             world.timer(start, self.rank, timer);
         }
-        self.says(world, FromTrainer::Hello(hello));
     }
 
     /// Its trainer says something.
@@ -565,5 +564,6 @@ impl Node {
 
 fn wires<'a>(client: usize, server: usize, world: &'a mut World<'_>) -> Option<test::Wires<'a>> {
     let (out, back) = (world.wires.tests[client][server]?, world.wires.tests[server][client]?);
-    Some(test::Wires { network: world.network, client, out, back })
+    let now = world.now();
+    Some(test::Wires { network: world.network, now, client, out, back })
 }

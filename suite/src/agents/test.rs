@@ -45,6 +45,8 @@ pub(super) enum Word {
 /// Whose test it is, and its connections from the client to the server and back.
 pub(super) struct Wires<'a> {
     pub(super) network: &'a mut Shared,
+    /// Seconds since agents began.
+    pub(super) now: f64,
     pub(super) client: usize,
     pub(super) out: ConnectionId,
     pub(super) back: ConnectionId,
@@ -78,7 +80,7 @@ fn nanos(now: f64) -> Nanos {
 
 impl Test {
     pub(super) fn begin(number: u64, plan: Plan, wires: &mut Wires<'_>) -> Self {
-        let begun = wires.network.now();
+        let begun = wires.now;
         let result = ThroughputResult { out: None, back: None, streams: plan.streams() };
         let test = Self {
             number,
@@ -111,7 +113,7 @@ impl Test {
 
     /// Something arrived at either side. The outcome ends the test.
     pub(super) fn arrived(&mut self, wires: &mut Wires<'_>, word: Word) -> Option<Outcome> {
-        let now = wires.network.now();
+        let now = wires.now;
         match word {
             Word::Hand(1) => self.receive(wires),
             Word::Hand(left) => self.say(wires, false, Word::Shake(left)),
@@ -149,14 +151,14 @@ impl Test {
 
     /// The side that receives is ready.
     fn receive(&mut self, wires: &mut Wires<'_>) {
-        let now = nanos(wires.network.now());
+        let now = nanos(wires.now);
         self.receiving = Some(Receiving::new(now, self.plan.time_limit_s(), self.rtt_s));
         self.say(wires, self.is_back, Word::Begin);
     }
 
     /// Both sides look at what there is to do.
     pub(super) fn look(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
-        let now = wires.network.now();
+        let now = wires.now;
         if self.receiving.is_none() && self.found.is_none() && now - self.begun > HANDSHAKE_S * f64::from(HANDSHAKES) {
             return Some(Err(self.failed(&MeasureError::Silent("the server's go-ahead"))));
         }
@@ -176,7 +178,7 @@ impl Test {
     }
 
     fn send(&mut self, wires: &mut Wires<'_>) {
-        let (to_server, now) = (!self.is_back, nanos(wires.network.now()));
+        let (to_server, now) = (!self.is_back, nanos(wires.now));
         let way = if to_server { wires.out } else { wires.back };
         let piece = (self.plan.budget_bytes() / 2 / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
         while let Some(sending) = &mut self.sending {

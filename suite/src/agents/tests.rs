@@ -1,6 +1,7 @@
 //! Agents and controller on small networks.
 
 use super::*;
+use crate::adaptive;
 use crate::cells::Phase;
 use crate::families;
 use crate::ranks::{Carried, Exchanged};
@@ -50,26 +51,22 @@ struct Bench {
 
 impl Bench {
     fn new(cell: &Cell) -> Self {
+        Self::warm(cell, WARM_S)
+    }
+
+    /// Agents and controller begin so long before the job.
+    fn warm(cell: &Cell, warm_s: f64) -> Self {
         let truth = Coefficients::frozen();
-        let mut net = Net::new(cell, &truth, 1);
         let mut agents = Agents::new(cell, &truth, RawConfig::default().validate().unwrap()).unwrap();
-        agents.begin(&mut net, (0..cell.world).map(|rank| hello(rank, cell.world)).collect());
+        agents.warm_s = warm_s;
+        let hellos = (0..cell.world).map(|rank| hello(rank, cell.world)).collect();
+        let net = adaptive::begin(cell, &truth, 1, hellos, &mut agents);
         Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
     }
 
     /// Without a step of the job.
     fn idle(mut self, until: f64) -> Self {
-        while self.net.network.now() < until {
-            match self.net.network.advance().unwrap() {
-                Happened::Delivered(job::Token::Other(token)) => {
-                    self.agents.happened(&mut self.net.network, Happened::Delivered(token));
-                }
-                Happened::Timer(job::Token::Other(token)) => {
-                    self.agents.happened(&mut self.net.network, Happened::Timer(token));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        adaptive::idle(&mut self.net.network, &mut self.agents, until);
         self
     }
 
@@ -185,7 +182,7 @@ fn near(value: f64, truth: f64) -> bool {
 #[test]
 fn links_are_known_after_seconds_and_their_changes_too() {
     let cell = cell(4, 1, vec![phase(30.0, 5.0, 100.0), phase(1000.0, 40.0, 10.0)]);
-    let bench = Bench::new(&cell).idle(40.0);
+    let bench = Bench::warm(&cell, 0.0).idle(40.0);
     assert_eq!(bench.agents.problems(), Vec::<String>::new());
     let known = bench.links(30.0);
     assert_eq!(known.len(), 12);
@@ -201,6 +198,35 @@ fn links_are_known_after_seconds_and_their_changes_too() {
     assert!(!tested.is_empty() && tested.iter().all(|bps| near(*bps, 10e6)), "{tested:?}");
     let Spent { test_bytes, echo_bytes, report_bytes, .. } = bench.agents.spent();
     assert!(test_bytes > 1e5 && echo_bytes > 40.0 * 12.0 * 5.0 * 200.0 && report_bytes > 1e5);
+}
+
+/// As daemons do: the job finds the links known, and its first decision waits for no test.
+#[test]
+fn links_are_known_when_the_job_begins() {
+    let (job, cell) = ("j".parse().unwrap(), cell(4, 1, vec![phase(40.0, 5.0, 100.0)]));
+    let unknown = |bench: &Bench| {
+        let looks = bench.agents.controller().looks(&job).iter();
+        looks.filter(|look| ["no-links", "untrusted-links"].contains(&look.verdict.as_str())).count()
+    };
+    let began = Bench::new(&cell).idle(1.0);
+    assert_eq!(began.agents.problems(), Vec::<String>::new());
+    let known = began.links(0.0);
+    assert_eq!(known.len(), 12);
+    for (link, report) in &known {
+        assert!(near(report.latency_us, 5000.0) && report.latency_confidence >= 0.5, "{link:?}: {report:?}");
+        assert!(near(report.bandwidth_bps.unwrap(), 100e6), "{link:?}: {report:?}");
+    }
+    // The planner acts on a confidence of 0.5 and more.
+    let looks = began.agents.controller().looks(&job);
+    assert!(!looks.is_empty() && unknown(&began) == 0, "{looks:?}");
+    let cold = Bench::warm(&cell, 0.0).idle(1.0);
+    assert!(cold.links(0.0).is_empty() && unknown(&cold) > 0, "{:?}", cold.agents.controller().looks(&job));
+    let (warm, cold) = (began.train(40.0), cold.train(40.0));
+    let (bytes, all_bytes) = (warm.agents.bytes(), warm.agents.spent().test_bytes);
+    assert!(0.0 < bytes && bytes < all_bytes, "{bytes} of {all_bytes}");
+    let first_s = |bench: &Bench| bench.agents.promised()[0].at_s;
+    let (at_s, late_s) = (first_s(&warm), first_s(&cold));
+    assert!(0.0 < at_s && at_s < late_s, "at {at_s} s, and {late_s} s");
 }
 
 #[test]
@@ -241,8 +267,9 @@ fn ranks_behind_one_nic_have_links_of_their_own() {
 fn a_grant_that_cannot_be_used_is_reported() {
     let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(5.0);
     let spent = bench.agents.spent().test_bytes;
+    let began = bench.agents.begins_at();
     let Agents { nodes, wires, letters, spent: spends, .. } = &mut bench.agents;
-    let world = &mut World { network: &mut bench.net.network, wires, letters, spent: spends };
+    let world = &mut World { network: &mut bench.net.network, began, wires, letters, spent: spends };
     let grant = |id, peer: &str, valid_ms| {
         let peer = peer.parse().unwrap();
         flexcomm_wire::ThroughputGrant { id, peer, budget_bytes: 1 << 20, valid_ms }
