@@ -50,7 +50,7 @@ pub struct Cell {
     pub codec_factors: BTreeMap<String, f64>,
     /// A dense step's transfers over its computing, without overlap, in the mean of the phases.
     pub communication_ratio: f64,
-    /// Ranks that share a NIC.
+    /// Ranks of a node, which share its NIC and its agent.
     #[serde(default = "one")]
     pub ranks_per_nic: usize,
     /// How ranks differ from step to step.

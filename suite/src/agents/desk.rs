@@ -70,35 +70,35 @@ impl Desk {
 
     /// Sends new orders to those who follow.
     fn publish(&mut self, world: &mut World<'_>) {
-        for (rank, name) in self.names.iter().enumerate() {
-            let (Some(sent), Some(orders)) = (self.sent[rank], self.controller.orders(name)) else { continue };
+        for (node, name) in self.names.iter().enumerate() {
+            let (Some(sent), Some(orders)) = (self.sent[node], self.controller.orders(name)) else { continue };
             if orders.orders.epoch > sent {
-                self.sent[rank] = Some(orders.orders.epoch);
-                world.answer(rank, orders.json.len(), Answer::Orders(orders));
+                self.sent[node] = Some(orders.orders.epoch);
+                world.answer(node, orders.json.len(), Answer::Orders(orders));
             }
         }
     }
 
     /// A request of an agent arrived.
-    pub(super) fn call(&mut self, world: &mut World<'_>, rank: usize, call: Call) {
+    pub(super) fn call(&mut self, world: &mut World<'_>, node: usize, call: Call) {
         self.set_time(world);
-        let name = &self.names[rank];
+        let name = &self.names[node];
         match call {
             Call::Register(request) => {
                 let answer = self.controller.register(&request);
-                self.instances[rank] = request.instance;
-                world.answer(rank, answer.as_ref().map_or(0, json_bytes), Answer::Registered(answer));
+                self.instances[node] = request.instance;
+                world.answer(node, answer.as_ref().map_or(0, json_bytes), Answer::Registered(answer));
             }
-            Call::Follow => self.sent[rank] = Some(0),
+            Call::Follow => self.sent[node] = Some(0),
             Call::Beat(beat) => {
                 let answer = self.controller.heartbeat(name, &beat);
-                world.answer(rank, 0, Answer::Alive(answer));
+                world.answer(node, 0, Answer::Alive(answer));
             }
             Call::Reports(reports) => {
                 #[cfg(test)]
-                self.taken.extend(reports.iter().map(|report| (world.network.now(), rank, report.clone())));
-                let answer = self.controller.reports(name, self.instances[rank], reports);
-                world.answer(rank, answer.as_ref().map_or(0, json_bytes), Answer::Stored(answer));
+                self.taken.extend(reports.iter().map(|report| (world.network.now(), node, report.clone())));
+                let answer = self.controller.reports(name, self.instances[node], reports);
+                world.answer(node, answer.as_ref().map_or(0, json_bytes), Answer::Stored(answer));
             }
         }
         self.publish(world);

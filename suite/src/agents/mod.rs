@@ -1,5 +1,5 @@
-//! The world beside a job that adapts: an agent on the node of each rank and the controller beside the first NIC, with messages of
-//! the simulated network for sockets.
+//! The world beside a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller beside the first NIC,
+//! with messages of the simulated network for sockets.
 //!
 //! What an agent decides is the shipped agent's code (`flexcomm_agent::parts`, `flexcomm_probes`), at simulated times: echoes with
 //! their packets and cookies, estimates, looks at TCP flows by the connections' counters, grants and their budget, when which
@@ -99,12 +99,20 @@ const HEAD_BYTES: f64 = 250.0;
 /// Bytes of IP's and UDP's heads.
 const PACKET_BYTES: f64 = 28.0;
 
+/// A connection of the job that leaves a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct JobConnection {
+    id: ConnectionId,
+    /// The node at its other end.
+    peer: usize,
+}
+
 /// The connections of agents, and those of the job that they look at.
 #[derive(Debug)]
 struct Wires {
-    /// `job[from][to]`.
-    job: Vec<Vec<Option<ConnectionId>>>,
-    /// The same for tests, whose datagrams and those of echoes take the same way.
+    /// The job's by node, of all its ranks. What stays within a node takes no part of a link, and agents do not look at it.
+    job: Vec<Vec<JobConnection>>,
+    /// `tests[from][to]`, of nodes; their datagrams and those of echoes take the same way.
     tests: Vec<Vec<Option<ConnectionId>>>,
     /// To the controller.
     up: Vec<ConnectionId>,
@@ -150,8 +158,8 @@ impl World<'_> {
         self.network.timer(moment, job::Token::Other(Token(carries)));
     }
 
-    fn timer(&mut self, at: f64, rank: usize, timer: Timer) {
-        self.set(at, Carries::Timer(rank, timer));
+    fn timer(&mut self, at: f64, node: usize, timer: Timer) {
+        self.set(at, Carries::Timer(node, timer));
     }
 
     /// A packet of an echo.
@@ -187,18 +195,18 @@ fn json_bytes(message: &impl serde::Serialize) -> usize {
     serde_json::to_vec(message).map_or(0, |json| json.len())
 }
 
-fn address(rank: usize) -> IpAddr {
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 1)) + rank as u32).into()
+fn address(node: usize) -> IpAddr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 1)) + node as u32).into()
 }
 
-/// The rank at an address.
-fn rank_at(addr: IpAddr) -> Option<usize> {
+/// The node at an address.
+fn node_at(addr: IpAddr) -> Option<usize> {
     let IpAddr::V4(addr) = addr else { return None };
-    u32::from(addr).checked_sub(u32::from(Ipv4Addr::new(10, 0, 0, 1))).map(|rank| rank as usize)
+    u32::from(addr).checked_sub(u32::from(Ipv4Addr::new(10, 0, 0, 1))).map(|node| node as usize)
 }
 
-fn node_name(rank: usize) -> Result<NodeName> {
-    NodeName::new(&format!("n{rank}")).with_context(|| format!("name the node of rank {rank}"))
+fn node_name(node: usize) -> Result<NodeName> {
+    NodeName::new(&format!("n{node}")).with_context(|| format!("name node {node}"))
 }
 
 /// Agents and controller of a cell.
@@ -216,16 +224,16 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Of a cell's ranks, before any began; the controller by this configuration.
+    /// Of a cell's nodes, before any began; the controller by this configuration.
     pub fn new(cell: &Cell, truth: &Coefficients, config: Config) -> Result<Self> {
-        let names = (0..cell.world).map(node_name).collect::<Result<Vec<_>>>()?;
+        let names = (0..cell.nics()).map(node_name).collect::<Result<Vec<_>>>()?;
         let controller = Embedded::open(config).context("start the controller")?;
         // Any moment does: only times since are used.
         let base = std::time::Instant::now();
-        let nodes = names.iter().enumerate().map(|(rank, name)| Node::new(rank, name.clone(), base, truth.tcp.stack_s));
+        let node = |(number, name): (usize, &NodeName)| Node::new(number, name.clone(), base, truth.tcp.stack_s);
         Ok(Self {
             cell: cell.clone(),
-            nodes: nodes.collect::<Result<Vec<_>>>()?,
+            nodes: names.iter().enumerate().map(node).collect::<Result<Vec<_>>>()?,
             desk: Desk::new(controller, names),
             wires: Wires { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
             letters: Letters::default(),
@@ -265,8 +273,8 @@ impl Agents {
         };
         let world = &mut World { network, began, wires, letters, spent };
         match carries {
-            Carries::Timer(rank, timer) => nodes[rank].timer(world, timer),
-            Carries::Test(rank, number, word) => nodes[rank].test_word(world, number, word),
+            Carries::Timer(node, timer) => nodes[node].timer(world, timer),
+            Carries::Test(node, number, word) => nodes[node].test_word(world, number, word),
             Carries::Pass => desk.pass(world),
             Carries::Letter(_) => match letter {
                 Some(Letter::Echo { from, to, packet }) => nodes[to].echo(world, from, &packet),
@@ -287,13 +295,19 @@ impl Beside for Agents {
     }
 
     fn begin(&mut self, net: &mut Net<Token>) {
-        let (cell, world) = (&self.cell, self.cell.world);
-        let mut connect = |from: usize, to: usize| net.connect(cell, cell.nic(from), cell.nic(to));
-        let tests = (0..world).map(|from| (0..world).map(|to| (from != to).then(|| connect(from, to))).collect());
+        let (cell, nodes) = (&self.cell, self.cell.nics());
+        let mut job = vec![Vec::new(); nodes];
+        for (from, to) in net.mesh.to.iter().enumerate() {
+            let leaving = to.iter().enumerate().filter(|(to, _)| cell.nic(*to) != cell.nic(from));
+            let leaving = leaving.filter_map(|(to, id)| Some(JobConnection { id: (*id)?, peer: cell.nic(to) }));
+            job[cell.nic(from)].extend(leaving);
+        }
+        let mut connect = |from: usize, to: usize| net.connect(cell, from, to);
+        let tests = (0..nodes).map(|from| (0..nodes).map(|to| (from != to).then(|| connect(from, to))).collect());
         let tests = tests.collect();
-        let up = (0..world).map(|rank| connect(rank, 0)).collect();
-        let down = (0..world).map(|rank| connect(0, rank)).collect();
-        self.wires = Wires { job: net.mesh.to.clone(), tests, up, down };
+        let up = (0..nodes).map(|node| connect(node, 0)).collect();
+        let down = (0..nodes).map(|node| connect(0, node)).collect();
+        self.wires = Wires { job, tests, up, down };
         let began = self.begins_at();
         let Self { nodes, desk, wires, letters, spent, .. } = self;
         let world = &mut World { network: &mut net.network, began, wires, letters, spent };
@@ -315,12 +329,12 @@ impl Beside for Agents {
 
     fn says(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
         let began = self.begins_at();
-        let Self { nodes, wires, letters, spent, .. } = self;
-        nodes[rank].says(&mut World { network, began, wires, letters, spent }, message);
+        let Self { cell, nodes, wires, letters, spent, .. } = self;
+        nodes[cell.nic(rank)].says(&mut World { network, began, wires, letters, spent }, rank, message);
     }
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {
-        self.nodes[rank].new_orders.take()
+        self.nodes[self.cell.nic(rank)].take_orders(rank)
     }
 
     fn bytes(&self) -> f64 {

@@ -1,7 +1,7 @@
-//! One agent: what reaches it and when is the network's, what it makes of it the shipped agent's.
+//! One agent, that of a node with some ranks: what reaches it and when is the network's, what it makes of it the shipped agent's.
 
 use super::test::{self, Outcome, Test, Word};
-use super::{Answer, Call, Letter, Timer, World, address, json_bytes, rank_at};
+use super::{Answer, Call, JobConnection, Letter, Timer, World, address, json_bytes, node_at};
 use anyhow::{Context, Result};
 use flexcomm_agent::parts::{
     Account, Action, Event, Follower, Held, LIST_EVERY, LOOK_EVERY, Links, Look, Looks, MAX_GRANTS, PROBE_SHARE,
@@ -12,6 +12,7 @@ use flexcomm_probes::auth::Key;
 use flexcomm_probes::echo::{LEN, Loss, Prober, ProberLimits, Received, Responder, next_turn, turn};
 use flexcomm_probes::flows::Flow;
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
+use flexcomm_truth::network::ConnectionId;
 use flexcomm_wire::{
     FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered,
     Report, ReportAck, ReportBatch, ReportBody, ThroughputGrant,
@@ -56,9 +57,17 @@ struct Running {
     peer: usize,
 }
 
+/// A rank's trainer, by its connection to the agent.
+#[derive(Default)]
+struct Trainer {
+    session: Session,
+    /// Those that it has not read yet.
+    new_orders: Option<JobOrders>,
+}
+
 /// An agent.
 pub(super) struct Node {
-    rank: usize,
+    number: usize,
     name: NodeName,
     /// Time 0.
     base: Instant,
@@ -67,12 +76,11 @@ pub(super) struct Node {
     /// Of both kernels, in a round trip.
     stack_s: f64,
     follower: Follower,
-    session: Session,
-    seen: Option<JobSeen>,
+    /// By rank.
+    trainers: BTreeMap<usize, Trainer>,
+    /// The orders of their job, once one of them came.
     job: Option<JobOrders>,
     last_trial: u64,
-    /// Those that the trainer has not read yet.
-    pub(super) new_orders: Option<JobOrders>,
     pub(super) problems: Vec<String>,
     links: Links,
     key: Key,
@@ -83,7 +91,7 @@ pub(super) struct Node {
     echo_interval_s: f64,
     /// When the next echo's timer runs out.
     echo_at: f64,
-    flows: Flows,
+    pub(super) flows: Flows,
     account: Account,
     grants: VecDeque<(f64, ThroughputGrant)>,
     running: Option<Running>,
@@ -93,15 +101,15 @@ pub(super) struct Node {
 
 /// Looks at the job's connections.
 #[derive(Default)]
-struct Flows {
+pub(super) struct Flows {
     looks: Looks,
     /// When all are listed next.
     list_at: f64,
-    /// Ranks to which much is sent.
-    busy: Vec<usize>,
+    /// Those through which much is sent.
+    pub(super) busy: Vec<JobConnection>,
     ways: BTreeMap<IpAddr, Way>,
-    /// Least round trip of each rank's connection.
-    least_s: BTreeMap<usize, f64>,
+    /// Least round trip of each.
+    least_s: BTreeMap<ConnectionId, f64>,
 }
 
 /// Reports that are not stored at the controller yet.
@@ -119,25 +127,23 @@ struct Log {
 }
 
 impl Node {
-    pub(super) fn new(rank: usize, name: NodeName, base: Instant, stack_s: f64) -> Result<Self> {
+    pub(super) fn new(number: usize, name: NodeName, base: Instant, stack_s: f64) -> Result<Self> {
         let token = flexcomm_probes::Token::new("of a simulated cluster").context("make the agents' token")?;
         Ok(Self {
-            rank,
+            number,
             follower: Follower::new(name.clone()),
             name,
             base,
             // Clocks of machines do not agree.
-            booted_s: 1000.0 + 61.37 * rank as f64,
+            booted_s: 1000.0 + 61.37 * number as f64,
             stack_s,
-            session: Session::default(),
-            seen: None,
+            trainers: BTreeMap::new(),
             job: None,
             last_trial: 0,
-            new_orders: None,
             problems: Vec::new(),
             links: Links::new(base),
             key: token.echo_key(),
-            responder: Responder::new(token.echo_key(), [rank as u8; 32]),
+            responder: Responder::new(token.echo_key(), [number as u8; 32]),
             targets: BTreeMap::new(),
             sessions: 0,
             echo_interval_s: 1.0,
@@ -151,9 +157,14 @@ impl Node {
         })
     }
 
-    /// The job of its trainer.
+    /// The job of its trainers.
     pub(super) fn job(&self) -> Option<&JobId> {
-        self.seen.as_ref().map(|seen| &seen.job)
+        self.job.as_ref().map(|orders| &orders.job)
+    }
+
+    /// What a rank's trainer has not read yet.
+    pub(super) fn take_orders(&mut self, rank: usize) -> Option<JobOrders> {
+        self.trainers.get_mut(&rank)?.new_orders.take()
     }
 
     fn instant(&self, now: f64) -> Instant {
@@ -176,19 +187,20 @@ impl Node {
 
     /// Begins.
     pub(super) fn begin(&mut self, world: &mut World<'_>) {
-        let start = world.now() + STAGGER_S * self.rank as f64;
+        let start = world.now() + STAGGER_S * self.number as f64;
         for timer in [Timer::Register, Timer::Look, Timer::Flows] {
-            world.timer(start, self.rank, timer);
+            world.timer(start, self.number, timer);
         }
     }
 
-    /// Its trainer says something.
-    pub(super) fn says(&mut self, world: &mut World<'_>, message: FromTrainer) {
-        match self.session.message(message) {
+    /// The trainer of one of its ranks says something.
+    pub(super) fn says(&mut self, world: &mut World<'_>, rank: usize, message: FromTrainer) {
+        let trainer = self.trainers.entry(rank).or_default();
+        match trainer.session.message(message) {
             Ok(Event::Joined(seen)) => {
-                self.job = Some(JobOrders { job: seen.job.clone(), decision: None, trial: None });
-                self.seen = Some(seen);
-                self.announce(world);
+                let none = || JobOrders { job: seen.job.clone(), decision: None, trial: None };
+                self.job.get_or_insert_with(none);
+                self.push(world, ReportBody::JobSeen(seen));
             }
             Ok(Event::Report(body)) => self.push(world, body),
             Ok(Event::Transfers { peer, samples }) => {
@@ -196,7 +208,8 @@ impl Node {
                 self.links.transfers(peer, &samples, now);
             }
             Ok(Event::Left) => {
-                if let Some(JobSeen { job, rank, run, .. }) = self.seen.take() {
+                let left = self.trainers.remove(&rank);
+                if let Some(JobSeen { job, rank, run, .. }) = left.and_then(|left| left.session.seen().cloned()) {
                     self.push(world, ReportBody::JobLeft { job, rank, run, connection_lost: false });
                 }
             }
@@ -206,9 +219,8 @@ impl Node {
 
     /// Tells the controller who is here.
     fn announce(&mut self, world: &mut World<'_>) {
-        if let Some(seen) = self.seen.clone() {
-            self.push(world, ReportBody::JobSeen(seen));
-        }
+        let here = self.trainers.values().filter_map(|trainer| trainer.session.seen().cloned());
+        here.collect::<Vec<_>>().into_iter().for_each(|seen| self.push(world, ReportBody::JobSeen(seen)));
     }
 
     pub(super) fn timer(&mut self, world: &mut World<'_>, timer: Timer) {
@@ -229,15 +241,15 @@ impl Node {
         let request = Register {
             protocol: PROTOCOL,
             node: self.name.clone(),
-            instance: self.rank as u64 + 1,
+            instance: self.number as u64 + 1,
             previous: Vec::new(),
-            addr: address(self.rank),
+            addr: address(self.number),
             echo_port: ECHO_PORT,
             throughput_port: THROUGHPUT_PORT,
             may_shape: false,
             software: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        world.call(self.rank, json_bytes(&request), Call::Register(request));
+        world.call(self.number, json_bytes(&request), Call::Register(request));
     }
 
     /// An answer or orders of the controller.
@@ -257,7 +269,7 @@ impl Node {
     fn lost(&mut self, world: &mut World<'_>, why: String) {
         self.problems.push(why);
         (self.log.is_registered, self.log.sent) = (false, 0);
-        world.timer(world.now() + AGAIN_S, self.rank, Timer::Register);
+        world.timer(world.now() + AGAIN_S, self.number, Timer::Register);
     }
 
     fn registered(&mut self, world: &mut World<'_>, registered: &Registered) {
@@ -265,7 +277,7 @@ impl Node {
         self.log.heartbeat_s = pace::heartbeat(registered).as_secs_f64();
         self.follower.registered();
         self.announce(world);
-        world.call(self.rank, 0, Call::Follow);
+        world.call(self.number, 0, Call::Follow);
         self.beat(world);
     }
 
@@ -274,13 +286,13 @@ impl Node {
             return;
         }
         let beat = Heartbeat {
-            instance: self.rank as u64 + 1,
+            instance: self.number as u64 + 1,
             now_us: self.wall_us(world.now()),
             orders_epoch: self.follower.epoch(),
             spooled: self.log.waiting.len() as u64,
         };
-        world.call(self.rank, json_bytes(&beat), Call::Beat(beat));
-        world.timer(world.now() + self.log.heartbeat_s, self.rank, Timer::Beat);
+        world.call(self.number, json_bytes(&beat), Call::Beat(beat));
+        world.timer(world.now() + self.log.heartbeat_s, self.number, Timer::Beat);
     }
 
     fn push(&mut self, world: &mut World<'_>, body: ReportBody) {
@@ -296,7 +308,7 @@ impl Node {
             let since = (world.now() - delivered).min(1e6);
             self.log.is_gathering = true;
             let at = world.now() + pace::gather(Duration::from_secs_f64(since)).as_secs_f64();
-            world.timer(at, self.rank, Timer::Deliver);
+            world.timer(at, self.number, Timer::Deliver);
         }
     }
 
@@ -307,8 +319,8 @@ impl Node {
         }
         let reports: Vec<Report> = self.log.waiting.iter().take(MAX_BATCH).cloned().collect();
         self.log.sent = reports.len();
-        let batch = ReportBatch { instance: self.rank as u64 + 1, reports };
-        world.call(self.rank, json_bytes(&batch), Call::Reports(batch.reports));
+        let batch = ReportBatch { instance: self.number as u64 + 1, reports };
+        world.call(self.number, json_bytes(&batch), Call::Reports(batch.reports));
     }
 
     /// The next batch goes at once where reports waited for the answer to this one.
@@ -343,8 +355,8 @@ impl Node {
         self.problems.extend(rejected.iter().map(|part| format!("{part:?}")));
         if merged != *sent {
             self.last_trial = merged.trial.as_ref().map_or(self.last_trial, |trial| trial.id);
-            *sent = merged.clone();
-            self.new_orders = Some(merged);
+            self.trainers.values_mut().for_each(|trainer| trainer.new_orders = Some(merged.clone()));
+            *sent = merged;
         }
     }
 
@@ -375,7 +387,7 @@ impl Node {
         let at = self.time_of(next);
         if at < self.echo_at {
             self.echo_at = at;
-            world.timer(at, self.rank, Timer::Echo);
+            world.timer(at, self.number, Timer::Echo);
         }
     }
 
@@ -393,8 +405,8 @@ impl Node {
                 target.prober.expire(now);
                 let packet = target.prober.send(now);
                 target.next = next_turn(now.max(target.next), target.turn, self.echo_interval_s);
-                if let Some(to) = rank_at(peer.ip()) {
-                    world.packet(self.rank, to, Letter::Echo { from: self.rank, to, packet });
+                if let Some(to) = node_at(peer.ip()) {
+                    world.packet(self.number, to, Letter::Echo { from: self.number, to, packet });
                 }
             }
         }
@@ -406,7 +418,7 @@ impl Node {
         let now = self.clock(world.now());
         if let Ok(answer) = self.responder.handle(now, address(from), packet) {
             let packet = answer.seal(now, self.responder.key());
-            world.packet(self.rank, from, Letter::EchoAnswer { from: self.rank, to: from, packet });
+            world.packet(self.number, from, Letter::EchoAnswer { from: self.number, to: from, packet });
         }
     }
 
@@ -428,7 +440,7 @@ impl Node {
 
     /// Reports the links that are due.
     fn report_links(&mut self, world: &mut World<'_>) {
-        world.timer(world.now() + LOOK_EVERY.as_secs_f64(), self.rank, Timer::Look);
+        world.timer(world.now() + LOOK_EVERY.as_secs_f64(), self.number, Timer::Look);
         let (clock, now) = (self.clock(world.now()), self.instant(world.now()));
         let losses: BTreeMap<SocketAddr, Loss> =
             self.targets.iter_mut().map(|(peer, target)| (*peer, target.prober.loss(clock))).collect();
@@ -447,15 +459,15 @@ impl Node {
             self.flows.ways = self.links.ways(self.instant(now));
             let mut listed = Vec::new();
             if !self.flows.ways.is_empty() {
-                let all = 0..world.wires.job.len();
-                listed = all.filter_map(|peer| Some((peer, self.flow(world, peer)?))).collect();
+                let all = &world.wires.job[self.number];
+                listed = all.iter().map(|connection| (*connection, self.flow(world, *connection))).collect();
                 self.flows.looks.list(&mut listed, |(_, flow)| flow);
             }
-            self.flows.busy = listed.into_iter().map(|(peer, _)| peer).collect();
+            self.flows.busy = listed.into_iter().map(|(connection, _)| connection).collect();
         }
         let mut flows: Vec<Flow> = Vec::with_capacity(self.flows.busy.len());
         for at in 0..self.flows.busy.len() {
-            flows.extend(self.flow(world, self.flows.busy[at]));
+            flows.push(self.flow(world, self.flows.busy[at]));
         }
         let mut pause = flexcomm_agent::parts::LATER;
         if flows.iter().any(|flow| flow.job) {
@@ -468,23 +480,22 @@ impl Node {
             }
             pause = next;
         }
-        world.timer(now + pause.as_secs_f64(), self.rank, Timer::Flows);
+        world.timer(now + pause.as_secs_f64(), self.number, Timer::Flows);
     }
 
-    /// What the kernel counts of the job's connection to a rank.
-    fn flow(&mut self, world: &World<'_>, peer: usize) -> Option<Flow> {
-        let id = world.wires.job[self.rank][peer]?;
+    /// What the kernel counts of a connection of the job.
+    fn flow(&mut self, world: &World<'_>, JobConnection { id, peer }: JobConnection) -> Flow {
         let counted = world.network.counted(id);
-        let least = self.flows.least_s.entry(peer).or_insert(f64::INFINITY);
+        let least = self.flows.least_s.entry(id).or_insert(f64::INFINITY);
         *least = least.min(counted.path_s);
-        Some(Flow {
+        Flow {
             id: id as u64,
             peer: address(peer),
             job: self.flows.ways.contains_key(&address(peer)),
             acked: counted.sent as u64,
             rtt_s: counted.round_trip_s,
             path_s: *least,
-        })
+        }
     }
 
     // Throughput tests.
@@ -514,13 +525,13 @@ impl Node {
     fn begin_test(&mut self, world: &mut World<'_>, grant: ThroughputGrant, prepared: Prepared) {
         let Prepared { peer, plan, held } = prepared;
         let at = self.instant(world.now());
-        let Some(rank) = rank_at(peer.addr) else { return };
-        let Some(mut wires) = wires(self.rank, rank, world) else { return };
+        let Some(server) = node_at(peer.addr) else { return };
+        let Some(mut wires) = wires(self.number, server, world) else { return };
         self.links.test_begins(&peer.node, at);
         self.tests += 1;
         let test = Test::begin(self.tests, plan, &mut wires);
-        self.running = Some(Running { test, grant, held, peer: rank });
-        world.timer(world.now() + test::LOOK_S, self.rank, Timer::Test(self.tests));
+        self.running = Some(Running { test, grant, held, peer: server });
+        world.timer(world.now() + test::LOOK_S, self.number, Timer::Test(self.tests));
     }
 
     /// Something of a test of this agent's arrived, here or at its peer.
@@ -530,7 +541,7 @@ impl Node {
 
     fn look_at_test(&mut self, world: &mut World<'_>, number: u64) {
         if self.of_test(world, number, Test::look) {
-            world.timer(world.now() + test::LOOK_S, self.rank, Timer::Test(number));
+            world.timer(world.now() + test::LOOK_S, self.number, Timer::Test(number));
         }
     }
 
@@ -542,7 +553,7 @@ impl Node {
         does: impl FnOnce(&mut Test, &mut test::Wires<'_>) -> Option<Outcome>,
     ) -> bool {
         let Some(running) = self.running.as_mut().filter(|running| running.test.number == number) else { return false };
-        let Some(mut wires) = wires(self.rank, running.peer, world) else { return false };
+        let Some(mut wires) = wires(self.number, running.peer, world) else { return false };
         match does(&mut running.test, &mut wires) {
             None => true,
             Some(outcome) => {

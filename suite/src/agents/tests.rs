@@ -71,13 +71,18 @@ impl Bench {
     }
 
     /// The job steps by dense rings of a million values.
-    fn train(mut self, until: f64) -> Self {
+    fn train(self, until: f64) -> Self {
+        self.exchange(How::Sum(Element::F32), until)
+    }
+
+    /// The job steps by one exchange of 4 MB parts.
+    fn exchange(mut self, how: How, until: f64) -> Self {
         let world = self.running.len();
         let compute = Compute { seconds: 0.05, values_factor: 1.0 };
         let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
         let exchanged = [Exchanged {
-            rounds: vec![Carried { how: How::Sum(Element::F32), bytes: 4_000_000 }],
+            rounds: vec![Carried { how, bytes: 4_000_000 }],
             energies: Vec::new(),
         }];
         let mut rng = ChaCha8Rng::seed_from_u64(1);
@@ -250,16 +255,29 @@ fn a_job_gets_a_decision_and_the_same_run_gives_the_same_bytes() {
     assert_eq!(bench.said(), run().said());
 }
 
+/// As on a node of the product: one agent sees the streams of both, which share the link, and none of those within the node.
 #[test]
-fn ranks_behind_one_nic_have_links_of_their_own() {
+fn ranks_of_one_node_have_one_agent() {
     let cell = cell(4, 2, vec![phase(1000.0, 5.0, 100.0)]);
-    let bench = Bench::new(&cell).idle(30.0);
+    let bench = Bench::new(&cell).exchange(How::Gather, 40.0);
     assert_eq!(bench.agents.problems(), Vec::<String>::new());
-    let known = bench.links(30.0);
-    assert_eq!(known.len(), 12);
-    let within = &known[&(0, node_name(1).unwrap())];
-    assert!(within.latency_us < 50.0 && within.bandwidth_bps.is_none_or(|bps| bps > 1e9), "{within:?}");
-    assert!(near(known[&(0, node_name(2).unwrap())].latency_us, 5000.0));
+    let [first, second] = &bench.agents.nodes[..] else { panic!("{} agents", bench.agents.nodes.len()) };
+    let to = |from: usize, to: usize, peer| JobConnection { id: bench.net.mesh.to[from][to].unwrap(), peer };
+    assert_eq!(first.flows.busy, [to(0, 2, 1), to(1, 3, 1)]);
+    assert_eq!(second.flows.busy, [to(2, 0, 0), to(3, 1, 0)]);
+    let known = bench.links(40.0);
+    assert_eq!(known.keys().cloned().collect::<Vec<_>>(), [(0, node_name(1).unwrap()), (1, node_name(0).unwrap())]);
+    for (link, report) in &known {
+        assert!(near(report.bandwidth_bps.unwrap(), 100e6), "{link:?}: {report:?}");
+    }
+    // Later its queues are in it.
+    let before = bench.links(0.0);
+    assert!(before.len() == 2 && before.values().all(|report| near(report.latency_us, 5000.0)), "{before:?}");
+    assert!(bench.agents.spent().flow_samples > 0);
+    for rank in 0..4 {
+        let decided = bench.orders.iter().find(|(_, of, orders)| *of == rank && orders.decision.is_some());
+        assert!(decided.is_some(), "{:?}", bench.agents.controller().looks(&"j".parse().unwrap()));
+    }
 }
 
 /// A grant that comes too late, and one for nobody, are reported and cost nothing.
