@@ -19,6 +19,9 @@ pub(super) struct Desk {
     /// All reports, with when they arrived by the job's clock.
     #[cfg(test)]
     pub(super) taken: Vec<(f64, usize, flexcomm_wire::Report)>,
+    /// When heartbeats arrived by the job's clock, and whose.
+    #[cfg(test)]
+    pub(super) beats: Vec<(f64, usize)>,
 }
 
 impl Desk {
@@ -33,6 +36,8 @@ impl Desk {
             pass_at: f64::INFINITY,
             #[cfg(test)]
             taken: Vec::new(),
+            #[cfg(test)]
+            beats: Vec::new(),
         }
     }
 
@@ -91,6 +96,8 @@ impl Desk {
             }
             Call::Follow => self.sent[node] = Some(0),
             Call::Beat(beat) => {
+                #[cfg(test)]
+                self.beats.push((world.network.now(), node));
                 let answer = self.controller.heartbeat(name, &beat);
                 world.answer(node, 0, Answer::Alive(answer));
             }

@@ -56,7 +56,8 @@ enum Carries {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Timer {
     Register,
-    Beat,
+    /// A heartbeat, of the registration with this number.
+    Beat(u64),
     Echo,
     Look,
     Flows,

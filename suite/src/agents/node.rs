@@ -14,8 +14,8 @@ use flexcomm_probes::flows::Flow;
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
 use flexcomm_truth::network::ConnectionId;
 use flexcomm_wire::{
-    FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered,
-    Report, ReportAck, ReportBatch, ReportBody, ThroughputGrant,
+    FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered, Report,
+    ReportAck, ReportBatch, ReportBody, ThroughputGrant,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -118,6 +118,8 @@ struct Log {
     last_seq: u64,
     waiting: VecDeque<Report>,
     is_registered: bool,
+    /// So many were accepted: heartbeats of an earlier one end.
+    registrations: u64,
     heartbeat_s: f64,
     /// So many of the oldest are on their way.
     sent: usize,
@@ -226,7 +228,7 @@ impl Node {
     pub(super) fn timer(&mut self, world: &mut World<'_>, timer: Timer) {
         match timer {
             Timer::Register => self.register(world),
-            Timer::Beat => self.beat(world),
+            Timer::Beat(registration) => self.beat(world, registration),
             Timer::Echo => self.echoes(world),
             Timer::Look => self.report_links(world),
             Timer::Flows => self.look_at_flows(world),
@@ -274,15 +276,16 @@ impl Node {
 
     fn registered(&mut self, world: &mut World<'_>, registered: &Registered) {
         self.log.is_registered = true;
+        self.log.registrations += 1;
         self.log.heartbeat_s = pace::heartbeat(registered).as_secs_f64();
         self.follower.registered();
         self.announce(world);
         world.call(self.number, 0, Call::Follow);
-        self.beat(world);
+        self.beat(world, self.log.registrations);
     }
 
-    fn beat(&mut self, world: &mut World<'_>) {
-        if !self.log.is_registered {
+    fn beat(&mut self, world: &mut World<'_>, registration: u64) {
+        if !self.log.is_registered || registration != self.log.registrations {
             return;
         }
         let beat = Heartbeat {
@@ -292,7 +295,7 @@ impl Node {
             spooled: self.log.waiting.len() as u64,
         };
         world.call(self.number, json_bytes(&beat), Call::Beat(beat));
-        world.timer(world.now() + self.log.heartbeat_s, self.number, Timer::Beat);
+        world.timer(world.now() + self.log.heartbeat_s, self.number, Timer::Beat(registration));
     }
 
     fn push(&mut self, world: &mut World<'_>, body: ReportBody) {

@@ -64,6 +64,12 @@ impl Bench {
         Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
     }
 
+    fn on_node(&mut self, number: usize, does: impl FnOnce(&mut Node, &mut World<'_>)) {
+        let began = self.agents.begins_at();
+        let Agents { nodes, wires, letters, spent, .. } = &mut self.agents;
+        does(&mut nodes[number], &mut World { network: &mut self.net.network, began, wires, letters, spent });
+    }
+
     /// Without a step of the job.
     fn idle(mut self, until: f64) -> Self {
         adaptive::idle(&mut self.net.network, &mut self.agents, until);
@@ -81,10 +87,7 @@ impl Bench {
         let compute = Compute { seconds: 0.05, values_factor: 1.0 };
         let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
-        let exchanged = [Exchanged {
-            rounds: vec![Carried { how, bytes: 4_000_000 }],
-            energies: Vec::new(),
-        }];
+        let exchanged = [Exchanged { rounds: vec![Carried { how, bytes: 4_000_000 }], energies: Vec::new() }];
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
         while starts[0] < until {
@@ -285,18 +288,38 @@ fn ranks_of_one_node_have_one_agent() {
 fn a_grant_that_cannot_be_used_is_reported() {
     let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(5.0);
     let spent = bench.agents.spent().test_bytes;
-    let began = bench.agents.begins_at();
-    let Agents { nodes, wires, letters, spent: spends, .. } = &mut bench.agents;
-    let world = &mut World { network: &mut bench.net.network, began, wires, letters, spent: spends };
     let grant = |id, peer: &str, valid_ms| {
         let peer = peer.parse().unwrap();
         flexcomm_wire::ThroughputGrant { id, peer, budget_bytes: 1 << 20, valid_ms }
     };
-    nodes[0].granted(world, grant(7001, "n1", 100));
-    nodes[0].granted(world, grant(7002, "nobody", 10_000));
+    bench.on_node(0, |node, world| {
+        node.granted(world, grant(7001, "n1", 100));
+        node.granted(world, grant(7002, "nobody", 10_000));
+    });
     let bench = bench.idle(6.0);
     let reports = bench.tests(5.0, 6.0);
     let of = |id| reports.iter().find(|report| report.grant == id).unwrap().error.clone().unwrap();
     assert_eq!((of(7001).as_str(), of(7002).as_str()), ("the grant has expired", "the peer is not in the probe plan"));
     assert_eq!(bench.agents.spent().test_bytes, spent);
+}
+
+/// One that registers again while the timer of a heartbeat runs goes on with one chain of them.
+#[test]
+fn heartbeats_are_as_many_after_another_registration() {
+    let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(30.0);
+    bench.on_node(0, |node, world| {
+        // The controller answers that it does not know the agent; 0.1 s later that it does.
+        node.answer(world, Answer::Alive(Err("no such agent".to_owned())));
+        world.timer(world.now() + 0.1, 0, Timer::Register);
+    });
+    let bench = bench.idle(61.0);
+    let beats = |node, from: f64| {
+        let within = |(at, of): &&(f64, usize)| *of == node && (from..from + 20.0).contains(at);
+        bench.agents.desk.beats.iter().filter(within).count()
+    };
+    assert_eq!(bench.agents.problems(), ["no such agent"]);
+    for node in 0..2 {
+        let (before, after) = (beats(node, 5.0), beats(node, 40.0));
+        assert!(before > 1 && after.abs_diff(before) <= 1, "node {node}: {before} heartbeats in 20 s, then {after}");
+    }
 }
