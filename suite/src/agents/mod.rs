@@ -1,4 +1,4 @@
-//! The world beside a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller beside the first NIC,
+//! What runs beside a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller beside the first NIC,
 //! with messages of the simulated network for sockets.
 //!
 //! What an agent decides is the shipped agent's code (`flexcomm_agent::parts`, `flexcomm_probes`), at simulated times: echoes with
@@ -9,9 +9,9 @@
 //! the controller takes no simulated time.
 //!
 //! As daemons in a cluster they run when the job comes, for `WARM_S`: they know the links then. Their clocks begin with them
-//! (`World::now`); what is told of a run is by the job's (`Agents::by_job`).
+//! (`NodeContext::now`); what is told of a run is by the job's (`Agents::by_job`).
 
-mod desk;
+mod controller_side;
 mod node;
 mod test;
 
@@ -20,7 +20,7 @@ pub use node::Spent;
 use crate::adaptive::{Beside, Promise};
 use crate::cells::{Cell, Net};
 use anyhow::{Context, Result};
-use desk::Desk;
+use controller_side::ControllerSide;
 
 use flexcomm_controller::{Config, Embedded};
 use flexcomm_domain::NodeName;
@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
-use test::Word;
+use test::Frame;
 
 /// The network that agents share with the job.
 type Shared = Network<job::Token<Token>>;
@@ -46,9 +46,9 @@ pub struct Token(Carries);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Carries {
     Timer(usize, Timer),
-    Letter(u64),
+    InFlight(u64),
     /// Of a throughput test: whose, which, what.
-    Test(usize, u64, Word),
+    Test(usize, u64, Frame),
     Pass,
 }
 
@@ -67,7 +67,7 @@ enum Timer {
 
 /// What is on its way and too large for a token.
 #[derive(Debug)]
-enum Letter {
+enum InFlight {
     Echo { from: usize, to: usize, packet: [u8; LEN] },
     EchoAnswer { from: usize, to: usize, packet: [u8; LEN] },
     ToController(usize, Call),
@@ -110,7 +110,7 @@ struct JobConnection {
 
 /// The connections of agents, and those of the job that they look at.
 #[derive(Debug)]
-struct Wires {
+struct Connections {
     /// The job's by node, of all its ranks. What stays within a node takes no part of a link, and agents do not look at it.
     job: Vec<Vec<JobConnection>>,
     /// `tests[from][to]`, of nodes; their datagrams and those of echoes take the same way.
@@ -122,31 +122,31 @@ struct Wires {
 }
 
 /// What an agent or the controller has in its hands while something happens.
-struct World<'a> {
+struct NodeContext<'a> {
     network: &'a mut Shared,
     /// When agents and controller began, by the network's clock.
     began: f64,
-    wires: &'a Wires,
-    letters: &'a mut Letters,
+    connections: &'a Connections,
+    in_flight: &'a mut MessagesInFlight,
     spent: &'a mut Spent,
 }
 
 /// Those on their way.
 #[derive(Debug, Default)]
-struct Letters {
+struct MessagesInFlight {
     next: u64,
-    waiting: BTreeMap<u64, Letter>,
+    waiting: BTreeMap<u64, InFlight>,
 }
 
-impl Letters {
-    fn post(&mut self, letter: Letter) -> job::Token<Token> {
+impl MessagesInFlight {
+    fn add(&mut self, message: InFlight) -> job::Token<Token> {
         self.next += 1;
-        self.waiting.insert(self.next, letter);
-        job::Token::Other(Token(Carries::Letter(self.next)))
+        self.waiting.insert(self.next, message);
+        job::Token::Other(Token(Carries::InFlight(self.next)))
     }
 }
 
-impl World<'_> {
+impl NodeContext<'_> {
     /// Seconds since agents and controller began.
     fn now(&self) -> f64 {
         self.network.now() - self.began
@@ -164,11 +164,11 @@ impl World<'_> {
     }
 
     /// A packet of an echo.
-    fn packet(&mut self, from: usize, to: usize, letter: Letter) {
-        if let Some(way) = self.wires.tests[from][to] {
+    fn packet(&mut self, from: usize, to: usize, message: InFlight) {
+        if let Some(way) = self.connections.tests[from][to] {
             let bytes = LEN as f64 + PACKET_BYTES;
             self.spent.echo_bytes += bytes;
-            let token = self.letters.post(letter);
+            let token = self.in_flight.add(message);
             self.network.datagram(way, bytes, token);
         }
     }
@@ -177,16 +177,16 @@ impl World<'_> {
     fn call(&mut self, from: usize, bytes: usize, call: Call) {
         let bytes = bytes as f64 + HEAD_BYTES;
         self.spent.report_bytes += bytes;
-        let token = self.letters.post(Letter::ToController(from, call));
-        self.network.send(self.wires.up[from], bytes, token);
+        let token = self.in_flight.add(InFlight::ToController(from, call));
+        self.network.send(self.connections.up[from], bytes, token);
     }
 
     /// An answer, or orders.
     fn answer(&mut self, to: usize, bytes: usize, answer: Answer) {
         let bytes = bytes as f64 + HEAD_BYTES;
         self.spent.report_bytes += bytes;
-        let token = self.letters.post(Letter::ToAgent(to, answer));
-        self.network.send(self.wires.down[to], bytes, token);
+        let token = self.in_flight.add(InFlight::ToAgent(to, answer));
+        self.network.send(self.connections.down[to], bytes, token);
     }
 }
 
@@ -214,9 +214,9 @@ fn node_name(node: usize) -> Result<NodeName> {
 pub struct Agents {
     cell: Cell,
     nodes: Vec<Node>,
-    desk: Desk,
-    wires: Wires,
-    letters: Letters,
+    controller_side: ControllerSide,
+    connections: Connections,
+    in_flight: MessagesInFlight,
     spent: Spent,
     /// How long they run before the job.
     warm_s: f64,
@@ -235,9 +235,9 @@ impl Agents {
         Ok(Self {
             cell: cell.clone(),
             nodes: names.iter().enumerate().map(node).collect::<Result<Vec<_>>>()?,
-            desk: Desk::new(controller, names),
-            wires: Wires { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
-            letters: Letters::default(),
+            controller_side: ControllerSide::new(controller, names),
+            connections: Connections { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
+            in_flight: MessagesInFlight::default(),
             spent: Spent::default(),
             warm_s: WARM_S,
             warm_bytes: 0.0,
@@ -246,7 +246,7 @@ impl Agents {
 
     /// The controller, to ask what it decided and why.
     pub fn controller(&self) -> &Embedded {
-        &self.desk.controller
+        &self.controller_side.controller
     }
 
     /// What probing and reporting took so far.
@@ -257,7 +257,7 @@ impl Agents {
     /// What went wrong: refused requests, reports and parts of orders, with the reasons.
     pub fn problems(&self) -> Vec<String> {
         let of_agent = |node: &Node| node.problems.clone();
-        self.nodes.iter().flat_map(of_agent).chain(self.desk.problems.iter().cloned()).collect()
+        self.nodes.iter().flat_map(of_agent).chain(self.controller_side.problems.iter().cloned()).collect()
     }
 
     /// Seconds since the job began, of a time since the controller did.
@@ -267,21 +267,21 @@ impl Agents {
 
     fn handle(&mut self, network: &mut Shared, carries: Carries) {
         let began = self.begins_at();
-        let Self { nodes, desk, wires, letters, spent, .. } = self;
-        let letter = match carries {
-            Carries::Letter(id) => letters.waiting.remove(&id),
+        let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
+        let message = match carries {
+            Carries::InFlight(id) => in_flight.waiting.remove(&id),
             _ => None,
         };
-        let world = &mut World { network, began, wires, letters, spent };
+        let context = &mut NodeContext { network, began, connections, in_flight, spent };
         match carries {
-            Carries::Timer(node, timer) => nodes[node].timer(world, timer),
-            Carries::Test(node, number, word) => nodes[node].test_word(world, number, word),
-            Carries::Pass => desk.pass(world),
-            Carries::Letter(_) => match letter {
-                Some(Letter::Echo { from, to, packet }) => nodes[to].echo(world, from, &packet),
-                Some(Letter::EchoAnswer { from, to, packet }) => nodes[to].echo_answer(world, from, &packet),
-                Some(Letter::ToController(from, call)) => desk.call(world, from, call),
-                Some(Letter::ToAgent(to, answer)) => nodes[to].answer(world, answer),
+            Carries::Timer(node, timer) => nodes[node].timer(context, timer),
+            Carries::Test(node, number, frame) => nodes[node].test_frame(context, number, frame),
+            Carries::Pass => controller_side.pass(context),
+            Carries::InFlight(_) => match message {
+                Some(InFlight::Echo { from, to, packet }) => nodes[to].echo(context, from, &packet),
+                Some(InFlight::EchoAnswer { from, to, packet }) => nodes[to].echo_answer(context, from, &packet),
+                Some(InFlight::ToController(from, call)) => controller_side.call(context, from, call),
+                Some(InFlight::ToAgent(to, answer)) => nodes[to].answer(context, answer),
                 None => {}
             },
         }
@@ -308,12 +308,12 @@ impl Beside for Agents {
         let tests = tests.collect();
         let up = (0..nodes).map(|node| connect(node, 0)).collect();
         let down = (0..nodes).map(|node| connect(0, node)).collect();
-        self.wires = Wires { job, tests, up, down };
+        self.connections = Connections { job, tests, up, down };
         let began = self.begins_at();
-        let Self { nodes, desk, wires, letters, spent, .. } = self;
-        let world = &mut World { network: &mut net.network, began, wires, letters, spent };
-        desk.arm(world);
-        nodes.iter_mut().for_each(|node| node.begin(world));
+        let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
+        let context = &mut NodeContext { network: &mut net.network, began, connections, in_flight, spent };
+        controller_side.arm(context);
+        nodes.iter_mut().for_each(|node| node.begin(context));
     }
 
     fn join(&mut self, network: &mut Shared, hellos: Vec<Hello>) {
@@ -330,8 +330,8 @@ impl Beside for Agents {
 
     fn says(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
         let began = self.begins_at();
-        let Self { cell, nodes, wires, letters, spent, .. } = self;
-        nodes[cell.nic(rank)].says(&mut World { network, began, wires, letters, spent }, rank, message);
+        let Self { cell, nodes, connections, in_flight, spent, .. } = self;
+        nodes[cell.nic(rank)].says(&mut NodeContext { network, began, connections, in_flight, spent }, rank, message);
     }
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {
@@ -344,7 +344,7 @@ impl Beside for Agents {
 
     fn promised(&self) -> Vec<Promise> {
         let job = self.nodes.first().and_then(Node::job);
-        let made = job.map_or(Ok(Vec::new()), |job| self.desk.controller.decisions(job)).unwrap_or_default();
+        let made = job.map_or(Ok(Vec::new()), |job| self.controller_side.controller.decisions(job)).unwrap_or_default();
         let promise = |made: flexcomm_controller::MadeDecision| {
             let sync_s = made.predicted?.t_sync_s;
             Some(Promise { version: made.version.0, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })

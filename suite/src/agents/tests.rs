@@ -64,10 +64,13 @@ impl Bench {
         Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
     }
 
-    fn on_node(&mut self, number: usize, does: impl FnOnce(&mut Node, &mut World<'_>)) {
+    fn on_node(&mut self, number: usize, does: impl FnOnce(&mut Node, &mut NodeContext<'_>)) {
         let began = self.agents.begins_at();
-        let Agents { nodes, wires, letters, spent, .. } = &mut self.agents;
-        does(&mut nodes[number], &mut World { network: &mut self.net.network, began, wires, letters, spent });
+        let Agents { nodes, connections, in_flight, spent, .. } = &mut self.agents;
+        does(
+            &mut nodes[number],
+            &mut NodeContext { network: &mut self.net.network, began, connections, in_flight, spent },
+        );
     }
 
     /// Without a step of the job.
@@ -160,7 +163,7 @@ impl Bench {
 
     /// The newest report of each link that had arrived at a time.
     fn links(&self, until: f64) -> BTreeMap<(usize, NodeName), LinkReport> {
-        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| *at <= until);
+        let taken = self.agents.controller_side.taken.iter().filter(|(at, ..)| *at <= until);
         let link = |(_, rank, report): &(f64, usize, Report)| match &report.body {
             ReportBody::Link(link) => Some(((*rank, link.peer.clone()), link.clone())),
             _ => None,
@@ -170,7 +173,7 @@ impl Bench {
 
     /// The tests whose reports arrived between two times.
     fn tests(&self, from: f64, until: f64) -> Vec<ThroughputReport> {
-        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| (from..until).contains(at));
+        let taken = self.agents.controller_side.taken.iter().filter(|(at, ..)| (from..until).contains(at));
         let test = |(.., report): &(f64, usize, Report)| match &report.body {
             ReportBody::Throughput(report) => Some(report.clone()),
             _ => None,
@@ -179,7 +182,7 @@ impl Bench {
     }
 
     fn said(&self) -> String {
-        format!("{:?}\n{:?}\n{:?}", self.agents.desk.taken, self.orders, self.agents.spent())
+        format!("{:?}\n{:?}\n{:?}", self.agents.controller_side.taken, self.orders, self.agents.spent())
     }
 }
 
@@ -292,9 +295,9 @@ fn a_grant_that_cannot_be_used_is_reported() {
         let peer = peer.parse().unwrap();
         flexcomm_wire::ThroughputGrant { id, peer, budget_bytes: 1 << 20, valid_ms }
     };
-    bench.on_node(0, |node, world| {
-        node.granted(world, grant(7001, "n1", 100));
-        node.granted(world, grant(7002, "nobody", 10_000));
+    bench.on_node(0, |node, context| {
+        node.granted(context, grant(7001, "n1", 100));
+        node.granted(context, grant(7002, "nobody", 10_000));
     });
     let bench = bench.idle(6.0);
     let reports = bench.tests(5.0, 6.0);
@@ -307,15 +310,15 @@ fn a_grant_that_cannot_be_used_is_reported() {
 #[test]
 fn heartbeats_are_as_many_after_another_registration() {
     let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(30.0);
-    bench.on_node(0, |node, world| {
+    bench.on_node(0, |node, context| {
         // The controller answers that it does not know the agent; 0.1 s later that it does.
-        node.answer(world, Answer::Alive(Err("no such agent".to_owned())));
-        world.timer(world.now() + 0.1, 0, Timer::Register);
+        node.answer(context, Answer::Alive(Err("no such agent".to_owned())));
+        context.timer(context.now() + 0.1, 0, Timer::Register);
     });
     let bench = bench.idle(61.0);
     let beats = |node, from: f64| {
         let within = |(at, of): &&(f64, usize)| *of == node && (from..from + 20.0).contains(at);
-        bench.agents.desk.beats.iter().filter(within).count()
+        bench.agents.controller_side.beats.iter().filter(within).count()
     };
     assert_eq!(bench.agents.problems(), ["no such agent"]);
     for node in 0..2 {
