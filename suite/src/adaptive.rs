@@ -24,8 +24,16 @@ pub trait Beside {
     /// a step is then in force two steps after it. Nothing is sent for it.
     const EVERY_STEP: bool = false;
 
+    /// When it begins, in seconds of the job's clock: at most 0, when the job does. Until then it has the network for itself.
+    fn begins_at(&self) -> f64 {
+        0.0
+    }
+
+    /// At that moment.
+    fn begin(&mut self, net: &mut Net<Self::Token>);
+
     /// Before the first step, at time 0: one [`Hello`] for each rank, in order.
-    fn begin(&mut self, net: &mut Net<Self::Token>, hellos: Vec<Hello>);
+    fn join(&mut self, network: &mut Network<Token<Self::Token>>, hellos: Vec<Hello>);
 
     /// A timer or a message of its own, at `network.now()`.
     fn happened(&mut self, network: &mut Network<Token<Self::Token>>, what: Happened<Self::Token>);
@@ -36,7 +44,7 @@ pub trait Beside {
     /// What a rank's agent has sent to the trainer since the last call: the newest only, as the trainer keeps it.
     fn orders(&mut self, rank: usize) -> Option<JobOrders>;
 
-    /// Bytes of throughput tests so far.
+    /// Bytes of throughput tests since the job began.
     fn bytes(&self) -> f64 {
         0.0
     }
@@ -52,7 +60,7 @@ pub trait Beside {
 pub struct Promise {
     /// Of the decision.
     pub version: u64,
-    /// When it was made, seconds since the start.
+    /// When it was made, seconds since the job's start.
     pub at_s: f64,
     /// Its strategy.
     pub strategy: Strategy,
@@ -118,6 +126,33 @@ pub struct Prediction {
     pub true_s: f64,
 }
 
+/// A cell's network at the job's first step, with what runs beside it.
+pub fn begin<B: Beside>(
+    cell: &Cell,
+    truth: &Coefficients,
+    seed: u64,
+    hellos: Vec<Hello>,
+    beside: &mut B,
+) -> Net<B::Token> {
+    let mut net = Net::beginning_at(beside.begins_at(), cell, truth, seed);
+    beside.begin(&mut net);
+    idle(&mut net.network, beside, 0.0);
+    beside.join(&mut net.network, hellos);
+    net
+}
+
+/// Lets what runs beside the job go on until a moment, while the job has nothing under way.
+pub fn idle<B: Beside>(network: &mut Network<Token<B::Token>>, beside: &mut B, until: f64) {
+    while let Some(what) = network.advance_before(until) {
+        let what = match what {
+            Happened::Delivered(Token::Other(token)) => Happened::Delivered(token),
+            Happened::Timer(Token::Other(token)) => Happened::Timer(token),
+            _ => continue,
+        };
+        beside.happened(network, what);
+    }
+}
+
 /// Trains a cell's job with `initial` in force at first, and with what is decided beside it.
 pub fn run<B: Beside>(
     cell: &Cell,
@@ -127,9 +162,8 @@ pub fn run<B: Beside>(
     initial: Strategy,
     beside: &mut B,
 ) -> Result<Ran> {
-    let mut net = Net::new(cell, truth, seed);
     let mut trainers = Trainers::new(cell, truth, data, seed, initial)?;
-    beside.begin(&mut net, trainers.hellos()?);
+    let mut net = begin(cell, truth, seed, trainers.hellos()?, beside);
     let mut around = Around { net: &mut net, beside };
     let first = Switch { step: 0, at_s: 0.0, version: 0, strategy: initial.to_string() };
     let losses = vec![trainers.test().loss];
@@ -222,9 +256,12 @@ impl Beside for Script {
     type Token = ();
     const EVERY_STEP: bool = true;
 
-    fn begin(&mut self, net: &mut Net<()>, hellos: Vec<Hello>) {
-        self.job = hellos.into_iter().next().map(|hello| hello.job);
+    fn begin(&mut self, net: &mut Net<()>) {
         self.changes.iter().for_each(|change| net.network.timer(change.at_s, Token::Other(())));
+    }
+
+    fn join(&mut self, _: &mut Network<Token<()>>, hellos: Vec<Hello>) {
+        self.job = hellos.into_iter().next().map(|hello| hello.job);
     }
 
     fn happened(&mut self, _: &mut Network<Token<()>>, _: Happened<()>) {

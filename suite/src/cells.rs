@@ -50,7 +50,7 @@ pub struct Cell {
     pub codec_factors: BTreeMap<String, f64>,
     /// A dense step's transfers over its computing, without overlap, in the mean of the phases.
     pub communication_ratio: f64,
-    /// Ranks that share a NIC.
+    /// Ranks of a node, which share its NIC and its agent.
     #[serde(default = "one")]
     pub ranks_per_nic: usize,
     /// Of every NIC, each way: megabytes of credit that go at [`Self::burst_mbit`] where that is faster than its bandwidth. The credit
@@ -263,8 +263,13 @@ pub struct Net<T> {
 }
 
 impl<T: Copy> Net<T> {
-    /// At its start. `seed`: of losses.
+    /// At the start of the first phase. `seed`: of losses.
     pub fn new(cell: &Cell, truth: &Coefficients, seed: u64) -> Self {
+        Self::beginning_at(0.0, cell, truth, seed)
+    }
+
+    /// At another moment, in seconds: before 0 it is as in the first phase.
+    pub fn beginning_at(begins: f64, cell: &Cell, truth: &Coefficients, seed: u64) -> Self {
         let nics = cell.nics();
         let port = |nic: usize, mbit: fn(&Phase) -> f64| Port {
             rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
@@ -276,7 +281,7 @@ impl<T: Copy> Net<T> {
         let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(1);
-        let network = Network::new(truth.tcp, ups.chain(downs).collect(), rng);
+        let network = Network::beginning_at(begins, truth.tcp, ups.chain(downs).collect(), rng);
         let mut net =
             Self { network, mesh: Mesh::default(), up: (0..nics).collect(), down: (nics..2 * nics).collect() };
         let between = |net: &mut Self, from: usize, to: usize| {

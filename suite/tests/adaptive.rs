@@ -55,9 +55,12 @@ struct Recorder {
 impl Beside for Recorder {
     type Token = usize;
 
-    fn begin(&mut self, net: &mut Net<usize>, hellos: Vec<Hello>) {
-        self.hellos = hellos;
+    fn begin(&mut self, net: &mut Net<usize>) {
         self.orders.iter().enumerate().for_each(|(index, (at, _))| net.network.timer(*at, Token::Other(index)));
+    }
+
+    fn join(&mut self, _: &mut Network<Token<usize>>, hellos: Vec<Hello>) {
+        self.hellos = hellos;
     }
 
     fn happened(&mut self, _: &mut Network<Token<usize>>, what: Happened<usize>) {

@@ -194,20 +194,25 @@ pub const QUEUED_BY_OTHERS: f64 = 0.75;
 const LEAST_BYTES: f64 = 1e-3;
 
 impl<T: Copy> Network<T> {
-    /// Without connections.
+    /// Without connections, at time 0.
     pub fn new(tcp: Tcp, ports: Vec<Port>, rng: ChaCha8Rng) -> Self {
+        Self::beginning_at(0.0, tcp, ports, rng)
+    }
+
+    /// The same with another moment at which its clock begins, in seconds: before 0 everything is as it is at 0.
+    pub fn beginning_at(begins: f64, tcp: Tcp, ports: Vec<Port>, rng: ChaCha8Rng) -> Self {
         let state = |port: Port| PortState {
             tokens: port.burst.map_or(0.0, |burst| burst.bytes),
             port,
             sending: BTreeSet::new(),
-            counted: 0.0,
+            counted: begins,
             load: 0.0,
             plan: 0,
         };
         let mut network = Self {
             tcp,
             rng,
-            now: 0.0,
+            now: begins,
             order: 0,
             events: BinaryHeap::new(),
             ports: ports.into_iter().map(state).collect(),
@@ -231,21 +236,21 @@ impl<T: Copy> Network<T> {
             queue: VecDeque::new(),
             state: State::Idle,
             rate: 0.0,
-            settled: 0.0,
+            settled: self.now,
             sent: 0.0,
             window,
             threshold: f64::INFINITY,
             window_left: window,
-            round_ends: 0.0,
+            round_ends: f64::NEG_INFINITY,
             last_sent: f64::NEG_INFINITY,
-            last_arrival: 0.0,
+            last_arrival: f64::NEG_INFINITY,
             paced: false,
             plan: 0,
         });
         self.connections.len() - 1
     }
 
-    /// Seconds since the start.
+    /// Seconds since the start of traces; less than 0 before it.
     pub fn now(&self) -> f64 {
         self.now
     }
@@ -285,7 +290,7 @@ impl<T: Copy> Network<T> {
         let connection = &mut self.connections[id];
         if connection.state == State::Idle {
             connection.window = self.tcp.initial_window();
-            (connection.threshold, connection.round_ends) = (f64::INFINITY, 0.0);
+            (connection.threshold, connection.round_ends) = (f64::INFINITY, f64::NEG_INFINITY);
         }
     }
 
@@ -304,7 +309,22 @@ impl<T: Copy> Network<T> {
 
     /// The next thing that happens, and the clock is there. None when nothing is left.
     pub fn advance(&mut self) -> Option<Happened<T>> {
-        while let Some(Queued { at, event, .. }) = self.events.pop() {
+        self.next(f64::INFINITY)
+    }
+
+    /// The same, as far as it happens before a moment. None when nothing does, and the clock is at the moment.
+    pub fn advance_before(&mut self, moment: f64) -> Option<Happened<T>> {
+        let happened = self.next(moment);
+        if happened.is_none() {
+            self.now = self.now.max(moment);
+        }
+        happened
+    }
+
+    fn next(&mut self, before: f64) -> Option<Happened<T>> {
+        while self.events.peek().is_some_and(|next| next.at < before)
+            && let Some(Queued { at, event, .. }) = self.events.pop()
+        {
             self.now = at;
             match event {
                 Event::Happened(happened) => return Some(happened),

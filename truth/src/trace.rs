@@ -38,9 +38,9 @@ impl Trace {
         fits.then_some(Self { period: Some(period), ..trace })
     }
 
-    /// The value at a moment.
+    /// The value at a moment; before the start it is the first.
     pub fn at(&self, seconds: f64) -> f64 {
-        self.steps[self.after(self.cycles(seconds), seconds).saturating_sub(1)].value
+        self.steps[self.after(self.cycles(seconds), seconds) - 1].value
     }
 
     /// When it changes next.
@@ -74,10 +74,10 @@ impl Trace {
         }
     }
 
-    /// The first step after a moment that is so many cycles from the start.
+    /// The first step after a moment that is so many cycles from the start; the second before it, since the first holds there, too.
     fn after(&self, cycles: f64, seconds: f64) -> usize {
         let begins = self.begins(cycles);
-        self.steps.partition_point(|step| begins + step.from <= seconds)
+        self.steps.partition_point(|step| begins + step.from <= seconds).max(1)
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
                 let next = (at + 1 < count).then_some(at as f64 + 1.0);
                 assert_eq!((trace.next_change(at as f64), trace.next_change(half)), (next, next));
             }
-            assert_eq!(trace.at(-1.0), 0.0);
+            assert_eq!((trace.at(-1.0), trace.next_change(-1.0)), (0.0, (count > 1).then_some(1.0)));
         }
     }
 

@@ -357,3 +357,31 @@ fn heads_and_acknowledgements_take_their_part_of_a_port() {
     assert!((network.now() - 1.1).abs() < 1e-6, "{}", network.now());
     assert!((network.counted(id).sent - 1e6).abs() < 1.0);
 }
+
+/// A clock that begins before 0 finds everything as it is at 0, and stands at the moment to which it is led.
+#[test]
+fn a_clock_may_begin_before_the_traces_do() {
+    let arrive = |begins: f64| {
+        let steps = vec![Step { from: 0.0, value: 1e6 }, Step { from: 5.0, value: 2e6 }];
+        let rate = Trace::new(steps).unwrap();
+        let burst = Some(Burst { bytes: 1e6, peak: 4e6 });
+        let rng = ChaCha8Rng::seed_from_u64(1);
+        let mut network = Network::beginning_at(begins, tcp(), vec![Port { rate, burst, ..port(1e6) }], rng);
+        let id = network.connect(vec![0], Trace::constant(0.01), Trace::constant(0.01));
+        for (token, at) in [(1, begins), (2, begins + 1.0), (3, begins + 3.0)] {
+            assert_eq!(network.advance_before(at), None);
+            assert_eq!(network.now(), at);
+            network.send(id, 1e5, token);
+            let arrived = network.advance_before(at + 0.9);
+            assert_eq!(arrived, Some(Happened::Delivered(token)));
+        }
+        let within = network.now() - begins;
+        network.send(id, 1e7 - begins * 1e6, 4);
+        assert_eq!(network.advance(), Some(Happened::Delivered(4)));
+        (within, network.now())
+    };
+    let ((within, end), (sooner_within, sooner_end)) = (arrive(0.0), arrive(-20.0));
+    assert!(near(within, sooner_within), "{within} s, {sooner_within} s");
+    // 20 s more at the first rate, for 20 MB more: what begins 20 s sooner ends at the same moment.
+    assert!((end - sooner_end).abs() < 1e-3, "{end} s, {sooner_end} s");
+}

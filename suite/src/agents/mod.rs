@@ -1,5 +1,5 @@
-//! The world beside a job that adapts: an agent on the node of each rank and the controller beside the first NIC, with messages of
-//! the simulated network for sockets.
+//! What runs beside a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller beside the first NIC,
+//! with messages of the simulated network for sockets.
 //!
 //! What an agent decides is the shipped agent's code (`flexcomm_agent::parts`, `flexcomm_probes`), at simulated times: echoes with
 //! their packets and cookies, estimates, looks at TCP flows by the connections' counters, grants and their budget, when which
@@ -7,8 +7,11 @@
 //! ([`Embedded`]). Echoes, tests, reports, heartbeats and orders share ports with the job. Left out: traceroutes (the network has
 //! no hops), shaping, what is kept on disk, HTTP's and TLS's handshakes, and the time that agents and controller compute: a pass of
 //! the controller takes no simulated time.
+//!
+//! As daemons in a cluster they run when the job comes, for `WARM_S`: they know the links then. Their clocks begin with them
+//! (`NodeContext::now`); what is told of a run is by the job's (`Agents::by_job`).
 
-mod desk;
+mod controller_side;
 mod node;
 mod test;
 
@@ -16,8 +19,9 @@ pub use node::Spent;
 
 use crate::adaptive::{Beside, Promise};
 use crate::cells::{Cell, Net};
+use crate::steps::JOB;
 use anyhow::{Context, Result};
-use desk::Desk;
+use controller_side::ControllerSide;
 
 use flexcomm_controller::{Config, Embedded};
 use flexcomm_domain::NodeName;
@@ -30,7 +34,8 @@ use node::Node;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use test::Word;
+use std::time::Duration;
+use test::Frame;
 
 /// The network that agents share with the job.
 type Shared = Network<job::Token<Token>>;
@@ -42,9 +47,9 @@ pub struct Token(Carries);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Carries {
     Timer(usize, Timer),
-    Letter(u64),
+    InFlight(u64),
     /// Of a throughput test: whose, which, what.
-    Test(usize, u64, Word),
+    Test(usize, u64, Frame),
     Pass,
 }
 
@@ -52,7 +57,8 @@ enum Carries {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Timer {
     Register,
-    Beat,
+    /// A heartbeat, of the registration with this number.
+    Beat(u64),
     Echo,
     Look,
     Flows,
@@ -62,7 +68,7 @@ enum Timer {
 
 /// What is on its way and too large for a token.
 #[derive(Debug)]
-enum Letter {
+enum InFlight {
     Echo { from: usize, to: usize, packet: [u8; LEN] },
     EchoAnswer { from: usize, to: usize, packet: [u8; LEN] },
     ToController(usize, Call),
@@ -87,17 +93,28 @@ enum Answer {
     Orders(Arc<flexcomm_controller::Published>),
 }
 
+/// So long before the job's first step agents and controller begin, in seconds: each link was tested by then.
+const WARM_S: f64 = 60.0;
+
 /// Bytes of a request's or an answer's head (HTTP/1.1 as the agent's client writes it, with its token).
 const HEAD_BYTES: f64 = 250.0;
 /// Bytes of IP's and UDP's heads.
 const PACKET_BYTES: f64 = 28.0;
 
+/// A connection of the job that leaves a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct JobConnection {
+    id: ConnectionId,
+    /// The node at its other end.
+    peer: usize,
+}
+
 /// The connections of agents, and those of the job that they look at.
 #[derive(Debug)]
-struct Wires {
-    /// `job[from][to]`.
-    job: Vec<Vec<Option<ConnectionId>>>,
-    /// The same for tests, whose datagrams and those of echoes take the same way.
+struct Connections {
+    /// The job's by node, of all its ranks. What stays within a node takes no part of a link, and agents do not look at it.
+    job: Vec<Vec<JobConnection>>,
+    /// `tests[from][to]`, of nodes; their datagrams and those of echoes take the same way.
     tests: Vec<Vec<Option<ConnectionId>>>,
     /// To the controller.
     up: Vec<ConnectionId>,
@@ -106,43 +123,53 @@ struct Wires {
 }
 
 /// What an agent or the controller has in its hands while something happens.
-struct World<'a> {
+struct NodeContext<'a> {
     network: &'a mut Shared,
-    wires: &'a Wires,
-    letters: &'a mut Letters,
+    /// When agents and controller began, by the network's clock.
+    began: f64,
+    connections: &'a Connections,
+    in_flight: &'a mut MessagesInFlight,
     spent: &'a mut Spent,
 }
 
 /// Those on their way.
 #[derive(Debug, Default)]
-struct Letters {
+struct MessagesInFlight {
     next: u64,
-    waiting: BTreeMap<u64, Letter>,
+    waiting: BTreeMap<u64, InFlight>,
 }
 
-impl Letters {
-    fn post(&mut self, letter: Letter) -> job::Token<Token> {
+impl MessagesInFlight {
+    fn add(&mut self, message: InFlight) -> job::Token<Token> {
         self.next += 1;
-        self.waiting.insert(self.next, letter);
-        job::Token::Other(Token(Carries::Letter(self.next)))
+        self.waiting.insert(self.next, message);
+        job::Token::Other(Token(Carries::InFlight(self.next)))
     }
 }
 
-impl World<'_> {
+impl NodeContext<'_> {
+    /// Seconds since agents and controller began.
     fn now(&self) -> f64 {
-        self.network.now()
+        self.network.now() - self.began
     }
 
-    fn timer(&mut self, at: f64, rank: usize, timer: Timer) {
-        self.network.timer(at, job::Token::Other(Token(Carries::Timer(rank, timer))));
+    /// A timer that runs out at such a moment; never before it, whatever rounding does.
+    fn set(&mut self, at: f64, carries: Carries) {
+        let moment = at + self.began;
+        let moment = if moment - self.began < at { moment.next_up() } else { moment };
+        self.network.timer(moment, job::Token::Other(Token(carries)));
+    }
+
+    fn timer(&mut self, at: f64, node: usize, timer: Timer) {
+        self.set(at, Carries::Timer(node, timer));
     }
 
     /// A packet of an echo.
-    fn packet(&mut self, from: usize, to: usize, letter: Letter) {
-        if let Some(way) = self.wires.tests[from][to] {
+    fn packet(&mut self, from: usize, to: usize, message: InFlight) {
+        if let Some(way) = self.connections.tests[from][to] {
             let bytes = LEN as f64 + PACKET_BYTES;
             self.spent.echo_bytes += bytes;
-            let token = self.letters.post(letter);
+            let token = self.in_flight.add(message);
             self.network.datagram(way, bytes, token);
         }
     }
@@ -151,16 +178,16 @@ impl World<'_> {
     fn call(&mut self, from: usize, bytes: usize, call: Call) {
         let bytes = bytes as f64 + HEAD_BYTES;
         self.spent.report_bytes += bytes;
-        let token = self.letters.post(Letter::ToController(from, call));
-        self.network.send(self.wires.up[from], bytes, token);
+        let token = self.in_flight.add(InFlight::ToController(from, call));
+        self.network.send(self.connections.up[from], bytes, token);
     }
 
     /// An answer, or orders.
     fn answer(&mut self, to: usize, bytes: usize, answer: Answer) {
         let bytes = bytes as f64 + HEAD_BYTES;
         self.spent.report_bytes += bytes;
-        let token = self.letters.post(Letter::ToAgent(to, answer));
-        self.network.send(self.wires.down[to], bytes, token);
+        let token = self.in_flight.add(InFlight::ToAgent(to, answer));
+        self.network.send(self.connections.down[to], bytes, token);
     }
 }
 
@@ -170,51 +197,57 @@ fn json_bytes(message: &impl serde::Serialize) -> usize {
     serde_json::to_vec(message).map_or(0, |json| json.len())
 }
 
-fn address(rank: usize) -> IpAddr {
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 1)) + rank as u32).into()
+fn address(node: usize) -> IpAddr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 1)) + node as u32).into()
 }
 
-/// The rank at an address.
-fn rank_at(addr: IpAddr) -> Option<usize> {
+/// The node at an address.
+fn node_at(addr: IpAddr) -> Option<usize> {
     let IpAddr::V4(addr) = addr else { return None };
-    u32::from(addr).checked_sub(u32::from(Ipv4Addr::new(10, 0, 0, 1))).map(|rank| rank as usize)
+    u32::from(addr).checked_sub(u32::from(Ipv4Addr::new(10, 0, 0, 1))).map(|node| node as usize)
 }
 
-fn node_name(rank: usize) -> Result<NodeName> {
-    NodeName::new(&format!("n{rank}")).with_context(|| format!("name the node of rank {rank}"))
+fn node_name(node: usize) -> Result<NodeName> {
+    NodeName::new(&format!("n{node}")).with_context(|| format!("name node {node}"))
 }
 
 /// Agents and controller of a cell.
 pub struct Agents {
     cell: Cell,
     nodes: Vec<Node>,
-    desk: Desk,
-    wires: Wires,
-    letters: Letters,
+    controller_side: ControllerSide,
+    connections: Connections,
+    in_flight: MessagesInFlight,
     spent: Spent,
+    /// How long they run before the job.
+    warm_s: f64,
+    /// Of tests before it.
+    warm_bytes: f64,
 }
 
 impl Agents {
-    /// Of a cell's ranks, before any began; the controller by this configuration.
+    /// Of a cell's nodes, before any began; the controller by this configuration.
     pub fn new(cell: &Cell, truth: &Coefficients, config: Config) -> Result<Self> {
-        let names = (0..cell.world).map(node_name).collect::<Result<Vec<_>>>()?;
+        let names = (0..cell.nics()).map(node_name).collect::<Result<Vec<_>>>()?;
         let controller = Embedded::open(config).context("start the controller")?;
         // Any moment does: only times since are used.
         let base = std::time::Instant::now();
-        let nodes = names.iter().enumerate().map(|(rank, name)| Node::new(rank, name.clone(), base, truth.tcp.stack_s));
+        let node = |(number, name): (usize, &NodeName)| Node::new(number, name.clone(), base, truth.tcp.stack_s);
         Ok(Self {
             cell: cell.clone(),
-            nodes: nodes.collect::<Result<Vec<_>>>()?,
-            desk: Desk::new(controller, names),
-            wires: Wires { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
-            letters: Letters::default(),
+            nodes: names.iter().enumerate().map(node).collect::<Result<Vec<_>>>()?,
+            controller_side: ControllerSide::new(controller, names),
+            connections: Connections { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
+            in_flight: MessagesInFlight::default(),
             spent: Spent::default(),
+            warm_s: WARM_S,
+            warm_bytes: 0.0,
         })
     }
 
     /// The controller, to ask what it decided and why.
     pub fn controller(&self) -> &Embedded {
-        &self.desk.controller
+        &self.controller_side.controller
     }
 
     /// What probing and reporting took so far.
@@ -225,25 +258,31 @@ impl Agents {
     /// What went wrong: refused requests, reports and parts of orders, with the reasons.
     pub fn problems(&self) -> Vec<String> {
         let of_agent = |node: &Node| node.problems.clone();
-        self.nodes.iter().flat_map(of_agent).chain(self.desk.problems.iter().cloned()).collect()
+        self.nodes.iter().flat_map(of_agent).chain(self.controller_side.problems.iter().cloned()).collect()
+    }
+
+    /// Seconds since the job began, of a time since the controller did.
+    fn by_job(&self, since_start: Duration) -> f64 {
+        since_start.as_secs_f64() + self.begins_at()
     }
 
     fn handle(&mut self, network: &mut Shared, carries: Carries) {
-        let Self { nodes, desk, wires, letters, spent, .. } = self;
-        let letter = match carries {
-            Carries::Letter(id) => letters.waiting.remove(&id),
+        let began = self.begins_at();
+        let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
+        let message = match carries {
+            Carries::InFlight(id) => in_flight.waiting.remove(&id),
             _ => None,
         };
-        let world = &mut World { network, wires, letters, spent };
+        let context = &mut NodeContext { network, began, connections, in_flight, spent };
         match carries {
-            Carries::Timer(rank, timer) => nodes[rank].timer(world, timer),
-            Carries::Test(rank, number, word) => nodes[rank].test_word(world, number, word),
-            Carries::Pass => desk.pass(world),
-            Carries::Letter(_) => match letter {
-                Some(Letter::Echo { from, to, packet }) => nodes[to].echo(world, from, &packet),
-                Some(Letter::EchoAnswer { from, to, packet }) => nodes[to].echo_answer(world, from, &packet),
-                Some(Letter::ToController(from, call)) => desk.call(world, from, call),
-                Some(Letter::ToAgent(to, answer)) => nodes[to].answer(world, answer),
+            Carries::Timer(node, timer) => nodes[node].timer(context, timer),
+            Carries::Test(node, number, frame) => nodes[node].test_frame(context, number, frame),
+            Carries::Pass => controller_side.pass(context),
+            Carries::InFlight(_) => match message {
+                Some(InFlight::Echo { from, to, packet }) => nodes[to].echo(context, from, &packet),
+                Some(InFlight::EchoAnswer { from, to, packet }) => nodes[to].echo_answer(context, from, &packet),
+                Some(InFlight::ToController(from, call)) => controller_side.call(context, from, call),
+                Some(InFlight::ToAgent(to, answer)) => nodes[to].answer(context, answer),
                 None => {}
             },
         }
@@ -253,18 +292,36 @@ impl Agents {
 impl Beside for Agents {
     type Token = Token;
 
-    fn begin(&mut self, net: &mut Net<Token>, hellos: Vec<Hello>) {
-        let (cell, world) = (&self.cell, self.cell.world);
-        let mut connect = |from: usize, to: usize| net.connect(cell, cell.nic(from), cell.nic(to));
-        let tests = (0..world).map(|from| (0..world).map(|to| (from != to).then(|| connect(from, to))).collect());
+    fn begins_at(&self) -> f64 {
+        -self.warm_s
+    }
+
+    fn begin(&mut self, net: &mut Net<Token>) {
+        let (cell, nodes) = (&self.cell, self.cell.nics());
+        let mut job = vec![Vec::new(); nodes];
+        for (from, to) in net.mesh.groups[JOB].iter().enumerate() {
+            let leaving = to.iter().enumerate().filter(|(to, _)| cell.nic(*to) != cell.nic(from));
+            let leaving = leaving.filter_map(|(to, id)| Some(JobConnection { id: (*id)?, peer: cell.nic(to) }));
+            job[cell.nic(from)].extend(leaving);
+        }
+        let mut connect = |from: usize, to: usize| net.connect(cell, from, to);
+        let tests = (0..nodes).map(|from| (0..nodes).map(|to| (from != to).then(|| connect(from, to))).collect());
         let tests = tests.collect();
-        let up = (0..world).map(|rank| connect(rank, 0)).collect();
-        let down = (0..world).map(|rank| connect(0, rank)).collect();
-        self.wires = Wires { job: net.mesh.groups[0].clone(), tests, up, down };
-        let Self { nodes, desk, wires, letters, spent, .. } = self;
-        let world = &mut World { network: &mut net.network, wires, letters, spent };
-        desk.arm(world);
-        nodes.iter_mut().zip(hellos).for_each(|(node, hello)| node.begin(world, hello));
+        let up = (0..nodes).map(|node| connect(node, 0)).collect();
+        let down = (0..nodes).map(|node| connect(0, node)).collect();
+        self.connections = Connections { job, tests, up, down };
+        let began = self.begins_at();
+        let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
+        let context = &mut NodeContext { network: &mut net.network, began, connections, in_flight, spent };
+        controller_side.arm(context);
+        nodes.iter_mut().for_each(|node| node.begin(context));
+    }
+
+    fn join(&mut self, network: &mut Shared, hellos: Vec<Hello>) {
+        self.warm_bytes = self.spent.test_bytes;
+        for (rank, hello) in hellos.into_iter().enumerate() {
+            self.says(network, rank, FromTrainer::Hello(hello));
+        }
     }
 
     fn happened(&mut self, network: &mut Shared, what: Happened<Token>) {
@@ -273,24 +330,25 @@ impl Beside for Agents {
     }
 
     fn says(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
-        let Self { nodes, wires, letters, spent, .. } = self;
-        nodes[rank].says(&mut World { network, wires, letters, spent }, message);
+        let began = self.begins_at();
+        let Self { cell, nodes, connections, in_flight, spent, .. } = self;
+        nodes[cell.nic(rank)].says(&mut NodeContext { network, began, connections, in_flight, spent }, rank, message);
     }
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {
-        self.nodes[rank].new_orders.take()
+        self.nodes[self.cell.nic(rank)].take_orders(rank)
     }
 
     fn bytes(&self) -> f64 {
-        self.spent.test_bytes
+        self.spent.test_bytes - self.warm_bytes
     }
 
     fn promised(&self) -> Vec<Promise> {
         let job = self.nodes.first().and_then(Node::job);
-        let made = job.map_or(Ok(Vec::new()), |job| self.desk.controller.decisions(job)).unwrap_or_default();
+        let made = job.map_or(Ok(Vec::new()), |job| self.controller_side.controller.decisions(job)).unwrap_or_default();
         let promise = |made: flexcomm_controller::MadeDecision| {
             let sync_s = made.predicted?.t_sync_s;
-            Some(Promise { version: made.version.0, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
+            Some(Promise { version: made.version.0, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })
         };
         made.into_iter().filter_map(promise).collect()
     }

@@ -1,7 +1,7 @@
-//! One agent: what reaches it and when is the network's, what it makes of it the shipped agent's.
+//! One agent, that of a node with some ranks: what reaches it and when is the network's, what it makes of it the shipped agent's.
 
-use super::test::{self, Outcome, Test, Word};
-use super::{Answer, Call, Letter, Timer, World, address, json_bytes, rank_at};
+use super::test::{self, Frame, Outcome, Test};
+use super::{Answer, Call, InFlight, JobConnection, NodeContext, Timer, address, json_bytes, node_at};
 use anyhow::{Context, Result};
 use flexcomm_agent::parts::{
     Account, Action, Event, Follower, Held, LIST_EVERY, LOOK_EVERY, Links, Look, Looks, MAX_GRANTS, PROBE_SHARE,
@@ -12,9 +12,10 @@ use flexcomm_probes::auth::Key;
 use flexcomm_probes::echo::{LEN, Loss, Prober, ProberLimits, Received, Responder, next_turn, turn};
 use flexcomm_probes::flows::Flow;
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
+use flexcomm_truth::network::ConnectionId;
 use flexcomm_wire::{
-    FromTrainer, Heartbeat, Hello, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered,
-    Report, ReportAck, ReportBatch, ReportBody, ThroughputGrant,
+    FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered, Report,
+    ReportAck, ReportBatch, ReportBody, ThroughputGrant,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -56,9 +57,17 @@ struct Running {
     peer: usize,
 }
 
+/// A rank's trainer, by its connection to the agent.
+#[derive(Default)]
+struct Trainer {
+    session: Session,
+    /// Those that it has not read yet.
+    new_orders: Option<JobOrders>,
+}
+
 /// An agent.
 pub(super) struct Node {
-    rank: usize,
+    number: usize,
     name: NodeName,
     /// Time 0.
     base: Instant,
@@ -67,12 +76,11 @@ pub(super) struct Node {
     /// Of both kernels, in a round trip.
     stack_s: f64,
     follower: Follower,
-    session: Session,
-    seen: Option<JobSeen>,
+    /// By rank.
+    trainers: BTreeMap<usize, Trainer>,
+    /// The orders of their job, once one of them came.
     job: Option<JobOrders>,
     last_trial: u64,
-    /// Those that the trainer has not read yet.
-    pub(super) new_orders: Option<JobOrders>,
     pub(super) problems: Vec<String>,
     links: Links,
     key: Key,
@@ -83,7 +91,7 @@ pub(super) struct Node {
     echo_interval_s: f64,
     /// When the next echo's timer runs out.
     echo_at: f64,
-    flows: Flows,
+    pub(super) flows: Flows,
     account: Account,
     grants: VecDeque<(f64, ThroughputGrant)>,
     running: Option<Running>,
@@ -93,15 +101,15 @@ pub(super) struct Node {
 
 /// Looks at the job's connections.
 #[derive(Default)]
-struct Flows {
+pub(super) struct Flows {
     looks: Looks,
     /// When all are listed next.
     list_at: f64,
-    /// Ranks to which much is sent.
-    busy: Vec<usize>,
+    /// Those through which much is sent.
+    pub(super) busy: Vec<JobConnection>,
     ways: BTreeMap<IpAddr, Way>,
-    /// Least round trip of each rank's connection.
-    least_s: BTreeMap<usize, f64>,
+    /// Least round trip of each.
+    least_s: BTreeMap<ConnectionId, f64>,
 }
 
 /// Reports that are not stored at the controller yet.
@@ -110,6 +118,8 @@ struct Log {
     last_seq: u64,
     waiting: VecDeque<Report>,
     is_registered: bool,
+    /// So many were accepted: heartbeats of an earlier one end.
+    registrations: u64,
     heartbeat_s: f64,
     /// So many of the oldest are on their way.
     sent: usize,
@@ -119,25 +129,23 @@ struct Log {
 }
 
 impl Node {
-    pub(super) fn new(rank: usize, name: NodeName, base: Instant, stack_s: f64) -> Result<Self> {
+    pub(super) fn new(number: usize, name: NodeName, base: Instant, stack_s: f64) -> Result<Self> {
         let token = flexcomm_probes::Token::new("of a simulated cluster").context("make the agents' token")?;
         Ok(Self {
-            rank,
+            number,
             follower: Follower::new(name.clone()),
             name,
             base,
             // Clocks of machines do not agree.
-            booted_s: 1000.0 + 61.37 * rank as f64,
+            booted_s: 1000.0 + 61.37 * number as f64,
             stack_s,
-            session: Session::default(),
-            seen: None,
+            trainers: BTreeMap::new(),
             job: None,
             last_trial: 0,
-            new_orders: None,
             problems: Vec::new(),
             links: Links::new(base),
             key: token.echo_key(),
-            responder: Responder::new(token.echo_key(), [rank as u8; 32]),
+            responder: Responder::new(token.echo_key(), [number as u8; 32]),
             targets: BTreeMap::new(),
             sessions: 0,
             echo_interval_s: 1.0,
@@ -151,9 +159,14 @@ impl Node {
         })
     }
 
-    /// The job of its trainer.
+    /// The job of its trainers.
     pub(super) fn job(&self) -> Option<&JobId> {
-        self.seen.as_ref().map(|seen| &seen.job)
+        self.job.as_ref().map(|orders| &orders.job)
+    }
+
+    /// What a rank's trainer has not read yet.
+    pub(super) fn take_orders(&mut self, rank: usize) -> Option<JobOrders> {
+        self.trainers.get_mut(&rank)?.new_orders.take()
     }
 
     fn instant(&self, now: f64) -> Instant {
@@ -174,31 +187,32 @@ impl Node {
         EPOCH_US + (now * 1e6) as u64
     }
 
-    /// Begins, with its trainer.
-    pub(super) fn begin(&mut self, world: &mut World<'_>, hello: Hello) {
-        let start = world.now() + STAGGER_S * self.rank as f64;
+    /// Begins.
+    pub(super) fn begin(&mut self, context: &mut NodeContext<'_>) {
+        let start = context.now() + STAGGER_S * self.number as f64;
         for timer in [Timer::Register, Timer::Look, Timer::Flows] {
-            world.timer(start, self.rank, timer);
+            context.timer(start, self.number, timer);
         }
-        self.says(world, FromTrainer::Hello(hello));
     }
 
-    /// Its trainer says something.
-    pub(super) fn says(&mut self, world: &mut World<'_>, message: FromTrainer) {
-        match self.session.message(message) {
+    /// The trainer of one of its ranks says something.
+    pub(super) fn says(&mut self, context: &mut NodeContext<'_>, rank: usize, message: FromTrainer) {
+        let trainer = self.trainers.entry(rank).or_default();
+        match trainer.session.message(message) {
             Ok(Event::Joined(seen)) => {
-                self.job = Some(JobOrders { job: seen.job.clone(), decision: None, trial: None });
-                self.seen = Some(seen);
-                self.announce(world);
+                let none = || JobOrders { job: seen.job.clone(), decision: None, trial: None };
+                self.job.get_or_insert_with(none);
+                self.push(context, ReportBody::JobSeen(seen));
             }
-            Ok(Event::Report(body)) => self.push(world, body),
+            Ok(Event::Report(body)) => self.push(context, body),
             Ok(Event::Transfers { peer, samples }) => {
-                let now = self.instant(world.now());
+                let now = self.instant(context.now());
                 self.links.transfers(peer, &samples, now);
             }
             Ok(Event::Left) => {
-                if let Some(JobSeen { job, rank, run, .. }) = self.seen.take() {
-                    self.push(world, ReportBody::JobLeft { job, rank, run, connection_lost: false });
+                let left = self.trainers.remove(&rank);
+                if let Some(JobSeen { job, rank, run, .. }) = left.and_then(|left| left.session.seen().cloned()) {
+                    self.push(context, ReportBody::JobLeft { job, rank, run, connection_lost: false });
                 }
             }
             Ok(Event::Rejected(why)) | Err(why) => self.problems.push(why),
@@ -206,132 +220,132 @@ impl Node {
     }
 
     /// Tells the controller who is here.
-    fn announce(&mut self, world: &mut World<'_>) {
-        if let Some(seen) = self.seen.clone() {
-            self.push(world, ReportBody::JobSeen(seen));
-        }
+    fn announce(&mut self, context: &mut NodeContext<'_>) {
+        let here = self.trainers.values().filter_map(|trainer| trainer.session.seen().cloned());
+        here.collect::<Vec<_>>().into_iter().for_each(|seen| self.push(context, ReportBody::JobSeen(seen)));
     }
 
-    pub(super) fn timer(&mut self, world: &mut World<'_>, timer: Timer) {
+    pub(super) fn timer(&mut self, context: &mut NodeContext<'_>, timer: Timer) {
         match timer {
-            Timer::Register => self.register(world),
-            Timer::Beat => self.beat(world),
-            Timer::Echo => self.echoes(world),
-            Timer::Look => self.report_links(world),
-            Timer::Flows => self.look_at_flows(world),
-            Timer::Deliver => self.deliver(world),
-            Timer::Test(number) => self.look_at_test(world, number),
+            Timer::Register => self.register(context),
+            Timer::Beat(registration) => self.beat(context, registration),
+            Timer::Echo => self.echoes(context),
+            Timer::Look => self.report_links(context),
+            Timer::Flows => self.look_at_flows(context),
+            Timer::Deliver => self.deliver(context),
+            Timer::Test(number) => self.look_at_test(context, number),
         }
     }
 
     // To and from the controller.
 
-    fn register(&mut self, world: &mut World<'_>) {
+    fn register(&mut self, context: &mut NodeContext<'_>) {
         let request = Register {
             protocol: PROTOCOL,
             node: self.name.clone(),
-            instance: self.rank as u64 + 1,
+            instance: self.number as u64 + 1,
             previous: Vec::new(),
-            addr: address(self.rank),
+            addr: address(self.number),
             echo_port: ECHO_PORT,
             throughput_port: THROUGHPUT_PORT,
             may_shape: false,
             software: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        world.call(self.rank, json_bytes(&request), Call::Register(request));
+        context.call(self.number, json_bytes(&request), Call::Register(request));
     }
 
     /// An answer or orders of the controller.
-    pub(super) fn answer(&mut self, world: &mut World<'_>, answer: Answer) {
+    pub(super) fn answer(&mut self, context: &mut NodeContext<'_>, answer: Answer) {
         match answer {
-            Answer::Registered(Ok(registered)) => self.registered(world, &registered),
-            Answer::Registered(Err(why)) => self.lost(world, why),
-            Answer::Alive(Err(why)) | Answer::Stored(Err(why)) if self.log.is_registered => self.lost(world, why),
+            Answer::Registered(Ok(registered)) => self.registered(context, &registered),
+            Answer::Registered(Err(why)) => self.lost(context, why),
+            Answer::Alive(Err(why)) | Answer::Stored(Err(why)) if self.log.is_registered => self.lost(context, why),
             Answer::Alive(Err(_)) | Answer::Stored(Err(_)) => {}
             Answer::Alive(Ok(())) => {}
-            Answer::Stored(Ok(ack)) => self.stored(world, ack),
-            Answer::Orders(orders) => self.follow(world, orders.orders.clone()),
+            Answer::Stored(Ok(ack)) => self.stored(context, ack),
+            Answer::Orders(orders) => self.follow(context, orders.orders.clone()),
         }
     }
 
     /// The registration is worth nothing.
-    fn lost(&mut self, world: &mut World<'_>, why: String) {
+    fn lost(&mut self, context: &mut NodeContext<'_>, why: String) {
         self.problems.push(why);
         (self.log.is_registered, self.log.sent) = (false, 0);
-        world.timer(world.now() + AGAIN_S, self.rank, Timer::Register);
+        context.timer(context.now() + AGAIN_S, self.number, Timer::Register);
     }
 
-    fn registered(&mut self, world: &mut World<'_>, registered: &Registered) {
+    fn registered(&mut self, context: &mut NodeContext<'_>, registered: &Registered) {
         self.log.is_registered = true;
+        self.log.registrations += 1;
         self.log.heartbeat_s = pace::heartbeat(registered).as_secs_f64();
         self.follower.registered();
-        self.announce(world);
-        world.call(self.rank, 0, Call::Follow);
-        self.beat(world);
+        self.announce(context);
+        context.call(self.number, 0, Call::Follow);
+        self.beat(context, self.log.registrations);
     }
 
-    fn beat(&mut self, world: &mut World<'_>) {
-        if !self.log.is_registered {
+    fn beat(&mut self, context: &mut NodeContext<'_>, registration: u64) {
+        if !self.log.is_registered || registration != self.log.registrations {
             return;
         }
         let beat = Heartbeat {
-            instance: self.rank as u64 + 1,
-            now_us: self.wall_us(world.now()),
+            instance: self.number as u64 + 1,
+            now_us: self.wall_us(context.now()),
             orders_epoch: self.follower.epoch(),
             spooled: self.log.waiting.len() as u64,
         };
-        world.call(self.rank, json_bytes(&beat), Call::Beat(beat));
-        world.timer(world.now() + self.log.heartbeat_s, self.rank, Timer::Beat);
+        context.call(self.number, json_bytes(&beat), Call::Beat(beat));
+        context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Beat(registration));
     }
 
-    fn push(&mut self, world: &mut World<'_>, body: ReportBody) {
+    fn push(&mut self, context: &mut NodeContext<'_>, body: ReportBody) {
         self.log.last_seq += 1;
-        self.log.waiting.push_back(Report { seq: self.log.last_seq, at_us: self.wall_us(world.now()), body });
-        self.gather(world);
+        self.log.waiting.push_back(Report { seq: self.log.last_seq, at_us: self.wall_us(context.now()), body });
+        self.gather(context);
     }
 
     /// A batch goes soon, with what comes until then.
-    fn gather(&mut self, world: &mut World<'_>) {
+    fn gather(&mut self, context: &mut NodeContext<'_>) {
         let Log { is_registered, is_gathering, sent, delivered, .. } = self.log;
         if is_registered && !is_gathering && sent == 0 {
-            let since = (world.now() - delivered).min(1e6);
+            let since = (context.now() - delivered).min(1e6);
             self.log.is_gathering = true;
-            let at = world.now() + pace::gather(Duration::from_secs_f64(since)).as_secs_f64();
-            world.timer(at, self.rank, Timer::Deliver);
+            let at = context.now() + pace::gather(Duration::from_secs_f64(since)).as_secs_f64();
+            context.timer(at, self.number, Timer::Deliver);
         }
     }
 
-    fn deliver(&mut self, world: &mut World<'_>) {
+    fn deliver(&mut self, context: &mut NodeContext<'_>) {
         self.log.is_gathering = false;
         if !self.log.is_registered || self.log.waiting.is_empty() {
             return;
         }
         let reports: Vec<Report> = self.log.waiting.iter().take(MAX_BATCH).cloned().collect();
         self.log.sent = reports.len();
-        let batch = ReportBatch { instance: self.rank as u64 + 1, reports };
-        world.call(self.rank, json_bytes(&batch), Call::Reports(batch.reports));
+        let batch = ReportBatch { instance: self.number as u64 + 1, reports };
+        context.call(self.number, json_bytes(&batch), Call::Reports(batch.reports));
     }
 
     /// The next batch goes at once where reports waited for the answer to this one.
-    fn stored(&mut self, world: &mut World<'_>, ack: ReportAck) {
+    fn stored(&mut self, context: &mut NodeContext<'_>, ack: ReportAck) {
         let refused = ack.refused.into_iter().map(|run| run.reason);
         self.problems.extend(ack.first_reason.into_iter().chain(refused));
         self.log.waiting.retain(|report| report.seq > ack.acked_seq);
-        (self.log.sent, self.log.delivered) = (0, world.now());
+        (self.log.sent, self.log.delivered) = (0, context.now());
         if !self.log.waiting.is_empty() {
-            self.deliver(world);
+            self.deliver(context);
         }
     }
 
-    fn follow(&mut self, world: &mut World<'_>, orders: Orders) {
+    fn follow(&mut self, context: &mut NodeContext<'_>, orders: Orders) {
         let actions = match self.follower.accept(orders) {
             Ok(actions) => actions,
             Err(refusal) => return self.problems.push(format!("failed to {refusal}")),
         };
         for action in actions {
             match action {
-                Action::Probe(plan) => self.probe(world, &plan),
-                Action::Grant(grant) => self.granted(world, grant),
+                Action::Probe(plan) => self.probe(context, &plan),
+                Action::Grant(grant) => self.granted(context, grant),
                 Action::Job(orders) => self.job_orders(&orders),
                 Action::JobGone(_) | Action::Shape(_) => {}
             }
@@ -344,20 +358,20 @@ impl Node {
         self.problems.extend(rejected.iter().map(|part| format!("{part:?}")));
         if merged != *sent {
             self.last_trial = merged.trial.as_ref().map_or(self.last_trial, |trial| trial.id);
-            *sent = merged.clone();
-            self.new_orders = Some(merged);
+            self.trainers.values_mut().for_each(|trainer| trainer.new_orders = Some(merged.clone()));
+            *sent = merged;
         }
     }
 
     // Echoes.
 
     /// Follows another probe plan.
-    fn probe(&mut self, world: &mut World<'_>, plan: &ProbePlan) {
+    fn probe(&mut self, context: &mut NodeContext<'_>, plan: &ProbePlan) {
         self.links.set_peers(&plan.peers);
         self.echo_interval_s = plan.echo_interval_ms as f64 * 1e-3;
         let wanted: Vec<SocketAddr> = plan.peers.iter().map(echo_addr).collect();
         self.targets.retain(|peer, _| wanted.contains(peer));
-        let now = self.clock(world.now());
+        let now = self.clock(context.now());
         for (number, peer) in wanted.iter().enumerate() {
             let turn = turn(number, wanted.len());
             let (key, sessions) = (&self.key, &mut self.sessions);
@@ -368,59 +382,59 @@ impl Node {
             });
             target.turn = turn;
         }
-        self.arm_echoes(world);
+        self.arm_echoes(context);
     }
 
-    fn arm_echoes(&mut self, world: &mut World<'_>) {
+    fn arm_echoes(&mut self, context: &mut NodeContext<'_>) {
         let Some(next) = self.targets.values().map(|target| target.next).min() else { return };
         let at = self.time_of(next);
         if at < self.echo_at {
             self.echo_at = at;
-            world.timer(at, self.rank, Timer::Echo);
+            context.timer(at, self.number, Timer::Echo);
         }
     }
 
     /// Asks the peers whose turn it is.
-    fn echoes(&mut self, world: &mut World<'_>) {
-        if world.now() < self.echo_at {
+    fn echoes(&mut self, context: &mut NodeContext<'_>) {
+        if context.now() < self.echo_at {
             // A timer from before an earlier one was set.
             return;
         }
         self.echo_at = f64::INFINITY;
-        let now = self.clock(world.now());
+        let now = self.clock(context.now());
         for (peer, target) in &mut self.targets {
             // Rounding to nanoseconds must not make it late.
             if target.next <= Nanos(now.0 + 1000) {
                 target.prober.expire(now);
                 let packet = target.prober.send(now);
                 target.next = next_turn(now.max(target.next), target.turn, self.echo_interval_s);
-                if let Some(to) = rank_at(peer.ip()) {
-                    world.packet(self.rank, to, Letter::Echo { from: self.rank, to, packet });
+                if let Some(to) = node_at(peer.ip()) {
+                    context.packet(self.number, to, InFlight::Echo { from: self.number, to, packet });
                 }
             }
         }
-        self.arm_echoes(world);
+        self.arm_echoes(context);
     }
 
     /// A peer asks.
-    pub(super) fn echo(&mut self, world: &mut World<'_>, from: usize, packet: &[u8; LEN]) {
-        let now = self.clock(world.now());
+    pub(super) fn echo(&mut self, context: &mut NodeContext<'_>, from: usize, packet: &[u8; LEN]) {
+        let now = self.clock(context.now());
         if let Ok(answer) = self.responder.handle(now, address(from), packet) {
             let packet = answer.seal(now, self.responder.key());
-            world.packet(self.rank, from, Letter::EchoAnswer { from: self.rank, to: from, packet });
+            context.packet(self.number, from, InFlight::EchoAnswer { from: self.number, to: from, packet });
         }
     }
 
     /// A peer answers.
-    pub(super) fn echo_answer(&mut self, world: &mut World<'_>, from: usize, packet: &[u8; LEN]) {
+    pub(super) fn echo_answer(&mut self, context: &mut NodeContext<'_>, from: usize, packet: &[u8; LEN]) {
         let peer = SocketAddr::new(address(from), ECHO_PORT);
-        let (arrived, now) = (self.clock(world.now() + self.stack_s), self.instant(world.now()));
+        let (arrived, now) = (self.clock(context.now() + self.stack_s), self.instant(context.now()));
         let Some(target) = self.targets.get_mut(&peer) else { return };
         match target.prober.receive(arrived, packet) {
             Ok(Received::Reply(sample)) => self.links.echo(peer, sample.rtt_s, now),
             Ok(Received::Hello) => {
                 target.next = arrived;
-                self.arm_echoes(world);
+                self.arm_echoes(context);
             }
             // Late.
             Err(_) => {}
@@ -428,35 +442,35 @@ impl Node {
     }
 
     /// Reports the links that are due.
-    fn report_links(&mut self, world: &mut World<'_>) {
-        world.timer(world.now() + LOOK_EVERY.as_secs_f64(), self.rank, Timer::Look);
-        let (clock, now) = (self.clock(world.now()), self.instant(world.now()));
+    fn report_links(&mut self, context: &mut NodeContext<'_>) {
+        context.timer(context.now() + LOOK_EVERY.as_secs_f64(), self.number, Timer::Look);
+        let (clock, now) = (self.clock(context.now()), self.instant(context.now()));
         let losses: BTreeMap<SocketAddr, Loss> =
             self.targets.iter_mut().map(|(peer, target)| (*peer, target.prober.loss(clock))).collect();
         for report in self.links.reports(&losses, now, REPORT_INTERVAL) {
-            self.push(world, ReportBody::Link(report));
+            self.push(context, ReportBody::Link(report));
         }
     }
 
     // The job's own flows.
 
     /// Lists the job's connections, or looks at those that are busy.
-    fn look_at_flows(&mut self, world: &mut World<'_>) {
-        let now = world.now();
+    fn look_at_flows(&mut self, context: &mut NodeContext<'_>) {
+        let now = context.now();
         if now >= self.flows.list_at {
             self.flows.list_at = now + LIST_EVERY.as_secs_f64();
             self.flows.ways = self.links.ways(self.instant(now));
             let mut listed = Vec::new();
             if !self.flows.ways.is_empty() {
-                let all = 0..world.wires.job.len();
-                listed = all.filter_map(|peer| Some((peer, self.flow(world, peer)?))).collect();
+                let all = &context.connections.job[self.number];
+                listed = all.iter().map(|connection| (*connection, self.flow(context, *connection))).collect();
                 self.flows.looks.list(&mut listed, |(_, flow)| flow);
             }
-            self.flows.busy = listed.into_iter().map(|(peer, _)| peer).collect();
+            self.flows.busy = listed.into_iter().map(|(connection, _)| connection).collect();
         }
         let mut flows: Vec<Flow> = Vec::with_capacity(self.flows.busy.len());
         for at in 0..self.flows.busy.len() {
-            flows.extend(self.flow(world, self.flows.busy[at]));
+            flows.push(self.flow(context, self.flows.busy[at]));
         }
         let mut pause = flexcomm_agent::parts::LATER;
         if flows.iter().any(|flow| flow.job) {
@@ -464,106 +478,110 @@ impl Node {
             let Look { pieces, pause: next } = self.flows.looks.look(clock, &mut flows, &self.flows.ways);
             let at = self.instant(now);
             for piece in pieces {
-                world.spent.flow_samples +=
+                context.spent.flow_samples +=
                     self.links.transfers(piece.peer, &[(piece.bytes, piece.seconds)], at) as u64;
             }
             pause = next;
         }
-        world.timer(now + pause.as_secs_f64(), self.rank, Timer::Flows);
+        context.timer(now + pause.as_secs_f64(), self.number, Timer::Flows);
     }
 
-    /// What the kernel counts of the job's connection to a rank.
-    fn flow(&mut self, world: &World<'_>, peer: usize) -> Option<Flow> {
-        let id = world.wires.job[self.rank][peer]?;
-        let counted = world.network.counted(id);
-        let least = self.flows.least_s.entry(peer).or_insert(f64::INFINITY);
+    /// What the kernel counts of a connection of the job.
+    fn flow(&mut self, context: &NodeContext<'_>, JobConnection { id, peer }: JobConnection) -> Flow {
+        let counted = context.network.counted(id);
+        let least = self.flows.least_s.entry(id).or_insert(f64::INFINITY);
         *least = least.min(counted.path_s);
-        Some(Flow {
+        Flow {
             id: id as u64,
             peer: address(peer),
             job: self.flows.ways.contains_key(&address(peer)),
             acked: counted.sent as u64,
             rtt_s: counted.round_trip_s,
             path_s: *least,
-        })
+        }
     }
 
     // Throughput tests.
 
     /// Takes a grant that was received just now.
-    pub(super) fn granted(&mut self, world: &mut World<'_>, grant: ThroughputGrant) {
+    pub(super) fn granted(&mut self, context: &mut NodeContext<'_>, grant: ThroughputGrant) {
         if self.grants.len() < MAX_GRANTS {
-            self.grants.push_back((world.now(), grant));
+            self.grants.push_back((context.now(), grant));
         }
-        self.next_test(world);
+        self.next_test(context);
     }
 
     /// Begins the next granted test, if none runs.
-    fn next_test(&mut self, world: &mut World<'_>) {
+    fn next_test(&mut self, context: &mut NodeContext<'_>) {
         while self.running.is_none()
             && let Some((received, grant)) = self.grants.pop_front()
         {
-            let now = world.now();
+            let now = context.now();
             let waited = Duration::from_secs_f64(now - received);
             match grant::prepare(&grant, waited, &self.links, &mut self.account, now) {
-                Ok(prepared) => self.begin_test(world, grant, prepared),
-                Err(failed) => self.push(world, ReportBody::Throughput(grant::report(&grant, &Err(failed)))),
+                Ok(prepared) => self.begin_test(context, grant, prepared),
+                Err(failed) => self.push(context, ReportBody::Throughput(grant::report(&grant, &Err(failed)))),
             }
         }
     }
 
-    fn begin_test(&mut self, world: &mut World<'_>, grant: ThroughputGrant, prepared: Prepared) {
+    fn begin_test(&mut self, context: &mut NodeContext<'_>, grant: ThroughputGrant, prepared: Prepared) {
         let Prepared { peer, plan, held } = prepared;
-        let at = self.instant(world.now());
-        let Some(rank) = rank_at(peer.addr) else { return };
-        let Some(mut wires) = wires(self.rank, rank, world) else { return };
+        let at = self.instant(context.now());
+        let Some(server) = node_at(peer.addr) else { return };
+        let Some(mut connections) = connections(self.number, server, context) else { return };
         self.links.test_begins(&peer.node, at);
         self.tests += 1;
-        let test = Test::begin(self.tests, plan, &mut wires);
-        self.running = Some(Running { test, grant, held, peer: rank });
-        world.timer(world.now() + test::LOOK_S, self.rank, Timer::Test(self.tests));
+        let test = Test::begin(self.tests, plan, &mut connections);
+        self.running = Some(Running { test, grant, held, peer: server });
+        context.timer(context.now() + test::LOOK_S, self.number, Timer::Test(self.tests));
     }
 
     /// Something of a test of this agent's arrived, here or at its peer.
-    pub(super) fn test_word(&mut self, world: &mut World<'_>, number: u64, word: Word) {
-        self.of_test(world, number, |test, wires| test.arrived(wires, word));
+    pub(super) fn test_frame(&mut self, context: &mut NodeContext<'_>, number: u64, frame: Frame) {
+        self.of_test(context, number, |test, connections| test.arrived(connections, frame));
     }
 
-    fn look_at_test(&mut self, world: &mut World<'_>, number: u64) {
-        if self.of_test(world, number, Test::look) {
-            world.timer(world.now() + test::LOOK_S, self.rank, Timer::Test(number));
+    fn look_at_test(&mut self, context: &mut NodeContext<'_>, number: u64) {
+        if self.of_test(context, number, Test::look) {
+            context.timer(context.now() + test::LOOK_S, self.number, Timer::Test(number));
         }
     }
 
     /// Whether the test of this number goes on.
     fn of_test(
         &mut self,
-        world: &mut World<'_>,
+        context: &mut NodeContext<'_>,
         number: u64,
-        does: impl FnOnce(&mut Test, &mut test::Wires<'_>) -> Option<Outcome>,
+        does: impl FnOnce(&mut Test, &mut test::TestConnections<'_>) -> Option<Outcome>,
     ) -> bool {
         let Some(running) = self.running.as_mut().filter(|running| running.test.number == number) else { return false };
-        let Some(mut wires) = wires(self.rank, running.peer, world) else { return false };
-        match does(&mut running.test, &mut wires) {
+        let Some(mut connections) = connections(self.number, running.peer, context) else { return false };
+        match does(&mut running.test, &mut connections) {
             None => true,
             Some(outcome) => {
-                self.end_test(world, &outcome);
+                self.end_test(context, &outcome);
                 false
             }
         }
     }
 
-    fn end_test(&mut self, world: &mut World<'_>, outcome: &Outcome) {
+    fn end_test(&mut self, context: &mut NodeContext<'_>, outcome: &Outcome) {
         let Some(Running { grant, held, .. }) = self.running.take() else { return };
-        let (report, now) = (grant::report(&grant, outcome), self.instant(world.now()));
+        let (report, now) = (grant::report(&grant, outcome), self.instant(context.now()));
         grant::settle(&report, held, &mut self.links, &mut self.account, now);
-        world.spent.test_bytes += report.bytes as f64;
-        self.push(world, ReportBody::Throughput(report));
-        self.next_test(world);
+        context.spent.test_bytes += report.bytes as f64;
+        self.push(context, ReportBody::Throughput(report));
+        self.next_test(context);
     }
 }
 
-fn wires<'a>(client: usize, server: usize, world: &'a mut World<'_>) -> Option<test::Wires<'a>> {
-    let (out, back) = (world.wires.tests[client][server]?, world.wires.tests[server][client]?);
-    Some(test::Wires { network: world.network, client, out, back })
+fn connections<'a>(
+    client: usize,
+    server: usize,
+    context: &'a mut NodeContext<'_>,
+) -> Option<test::TestConnections<'a>> {
+    let (out, back) = (context.connections.tests[client][server]?, context.connections.tests[server][client]?);
+    let now = context.now();
+    Some(test::TestConnections { network: context.network, now, client, out, back })
 }

@@ -25,15 +25,15 @@ pub(super) const LOOK_S: f64 = 0.01;
 
 /// What one side says to the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Word {
+pub(super) enum Frame {
     /// The client's part of a round trip of the handshakes, of which so many are left, this one included.
-    Hand(u8),
+    HandshakeRequest(u8),
     /// The server's.
-    Shake(u8),
+    HandshakeReply(u8),
     /// The receiver is ready: the phase begins.
     Begin,
     /// Bytes of the test.
-    Piece(u32),
+    Data(u32),
     /// The receiver has enough.
     Stop,
     /// The sender has sent all.
@@ -43,8 +43,10 @@ pub(super) enum Word {
 }
 
 /// Whose test it is, and its connections from the client to the server and back.
-pub(super) struct Wires<'a> {
+pub(super) struct TestConnections<'a> {
     pub(super) network: &'a mut Shared,
+    /// Seconds since agents began.
+    pub(super) now: f64,
     pub(super) client: usize,
     pub(super) out: ConnectionId,
     pub(super) back: ConnectionId,
@@ -77,8 +79,8 @@ fn nanos(now: f64) -> Nanos {
 }
 
 impl Test {
-    pub(super) fn begin(number: u64, plan: Plan, wires: &mut Wires<'_>) -> Self {
-        let begun = wires.network.now();
+    pub(super) fn begin(number: u64, plan: Plan, connections: &mut TestConnections<'_>) -> Self {
+        let begun = connections.now;
         let result = ThroughputResult { out: None, back: None, streams: plan.streams() };
         let test = Self {
             number,
@@ -94,112 +96,112 @@ impl Test {
             found: None,
             result,
         };
-        wires.network.reopen(wires.out);
-        wires.network.reopen(wires.back);
-        test.say(wires, true, Word::Hand(HANDSHAKES));
+        connections.network.reopen(connections.out);
+        connections.network.reopen(connections.back);
+        test.say(connections, true, Frame::HandshakeRequest(HANDSHAKES));
         test
     }
 
-    fn token(&self, wires: &Wires<'_>, word: Word) -> job::Token<Token> {
-        job::Token::Other(Token(Carries::Test(wires.client, self.number, word)))
+    fn token(&self, connections: &TestConnections<'_>, frame: Frame) -> job::Token<Token> {
+        job::Token::Other(Token(Carries::Test(connections.client, self.number, frame)))
     }
 
-    fn say(&self, wires: &mut Wires<'_>, to_server: bool, word: Word) {
-        let (way, token) = (if to_server { wires.out } else { wires.back }, self.token(wires, word));
-        wires.network.datagram(way, FRAME_BYTES, token);
+    fn say(&self, connections: &mut TestConnections<'_>, to_server: bool, frame: Frame) {
+        let (way, token) = (if to_server { connections.out } else { connections.back }, self.token(connections, frame));
+        connections.network.datagram(way, FRAME_BYTES, token);
     }
 
     /// Something arrived at either side. The outcome ends the test.
-    pub(super) fn arrived(&mut self, wires: &mut Wires<'_>, word: Word) -> Option<Outcome> {
-        let now = wires.network.now();
-        match word {
-            Word::Hand(1) => self.receive(wires),
-            Word::Hand(left) => self.say(wires, false, Word::Shake(left)),
-            Word::Shake(left) => {
+    pub(super) fn arrived(&mut self, connections: &mut TestConnections<'_>, frame: Frame) -> Option<Outcome> {
+        let now = connections.now;
+        match frame {
+            Frame::HandshakeRequest(1) => self.receive(connections),
+            Frame::HandshakeRequest(left) => self.say(connections, false, Frame::HandshakeReply(left)),
+            Frame::HandshakeReply(left) => {
                 if left == HANDSHAKES {
                     self.rtt_s = now - self.begun;
                 }
-                self.say(wires, true, Word::Hand(left - 1));
+                self.say(connections, true, Frame::HandshakeRequest(left - 1));
             }
-            Word::Begin => {
+            Frame::Begin => {
                 let (out, back) = self.plan.shares();
                 let budget = if self.is_back { back } else { out };
                 self.sending = Some(Sending::new(nanos(now), budget, self.plan.time_limit_s()));
             }
-            Word::Piece(bytes) => {
+            Frame::Data(bytes) => {
                 if let Some(receiving) = &mut self.receiving {
                     receiving.data([(nanos(now), u64::from(bytes))]);
                 }
             }
-            Word::Stop => {
+            Frame::Stop => {
                 if let Some(sending) = &mut self.sending {
                     sending.stop();
                 }
             }
-            Word::Done => {
+            Frame::Done => {
                 self.sent = self.sending.as_ref().map(Sending::sent);
                 if let (Some(receiving), Some(sent)) = (&mut self.receiving, self.sent) {
                     receiving.done(sent);
                 }
             }
-            Word::Report => return self.reported(wires),
+            Frame::Report => return self.reported(connections),
         }
-        self.look(wires)
+        self.look(connections)
     }
 
     /// The side that receives is ready.
-    fn receive(&mut self, wires: &mut Wires<'_>) {
-        let now = nanos(wires.network.now());
+    fn receive(&mut self, connections: &mut TestConnections<'_>) {
+        let now = nanos(connections.now);
         self.receiving = Some(Receiving::new(now, self.plan.time_limit_s(), self.rtt_s));
-        self.say(wires, self.is_back, Word::Begin);
+        self.say(connections, self.is_back, Frame::Begin);
     }
 
     /// Both sides look at what there is to do.
-    pub(super) fn look(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
-        let now = wires.network.now();
+    pub(super) fn look(&mut self, connections: &mut TestConnections<'_>) -> Option<Outcome> {
+        let now = connections.now;
         if self.receiving.is_none() && self.found.is_none() && now - self.begun > HANDSHAKE_S * f64::from(HANDSHAKES) {
             return Some(Err(self.failed(&MeasureError::Silent("the server's go-ahead"))));
         }
-        self.send(wires);
+        self.send(connections);
         let receiving = self.receiving.as_mut()?;
         if self.sent.is_some() && receiving.finished(nanos(now)) {
-            return self.received(wires);
+            return self.received(connections);
         }
         if nanos(now) >= receiving.deadline() {
             return Some(Err(self.failed(&MeasureError::Silent("the end of the phase"))));
         }
         if receiving.wants_stop(nanos(now)) && self.sent.is_none() && !self.is_stopped {
             self.is_stopped = true;
-            self.say(wires, self.is_back, Word::Stop);
+            self.say(connections, self.is_back, Frame::Stop);
         }
         None
     }
 
-    fn send(&mut self, wires: &mut Wires<'_>) {
-        let (to_server, now) = (!self.is_back, nanos(wires.network.now()));
-        let way = if to_server { wires.out } else { wires.back };
+    fn send(&mut self, connections: &mut TestConnections<'_>) {
+        let (to_server, now) = (!self.is_back, nanos(connections.now));
+        let way = if to_server { connections.out } else { connections.back };
         let piece = (self.plan.budget_bytes() / 2 / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
         while let Some(sending) = &mut self.sending {
             let bytes = sending.allowance(now).min(piece);
-            if bytes == 0 || wires.network.counted(way).waiting >= NOT_SENT {
+            if bytes == 0 || connections.network.counted(way).waiting >= NOT_SENT {
                 break;
             }
             sending.wrote(bytes);
-            let token = self.token(wires, Word::Piece(bytes as u32));
-            wires.network.send(way, bytes as f64, token);
+            let token = self.token(connections, Frame::Data(bytes as u32));
+            connections.network.send(way, bytes as f64, token);
         }
         let is_over = self.sending.as_ref().is_some_and(|sending| sending.allowance(now) == 0);
         if is_over && !self.is_sent {
             self.is_sent = true;
-            self.say(wires, to_server, Word::Done);
+            self.say(connections, to_server, Frame::Done);
         }
     }
 
     /// All of a phase arrived.
-    fn received(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
+    fn received(&mut self, connections: &mut TestConnections<'_>) -> Option<Outcome> {
         self.found = self.receiving.take().and_then(|receiving| receiving.rate());
         if !self.is_back {
-            self.say(wires, false, Word::Report);
+            self.say(connections, false, Frame::Report);
             return None;
         }
         self.result.back = self.direction();
@@ -207,13 +209,13 @@ impl Test {
     }
 
     /// The client knows what the server found; the other direction begins.
-    fn reported(&mut self, wires: &mut Wires<'_>) -> Option<Outcome> {
+    fn reported(&mut self, connections: &mut TestConnections<'_>) -> Option<Outcome> {
         self.result.out = self.direction();
         if self.result.out.is_none() {
             return Some(Err(self.failed(&MeasureError::Nothing)));
         }
         (self.is_back, self.sending, self.is_sent, self.sent, self.is_stopped) = (true, None, false, None, false);
-        self.receive(wires);
+        self.receive(connections);
         None
     }
 

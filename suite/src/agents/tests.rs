@@ -1,10 +1,11 @@
 //! Agents and controller on small networks.
 
 use super::*;
+use crate::adaptive;
 use crate::cells::Phase;
 use crate::families;
 use crate::ranks::{Carried, Exchanged};
-use crate::steps::{Compute, StepOf, Stragglers, Timeline};
+use crate::steps::{Compute, JOB, StepOf, Stragglers, Timeline};
 use flexcomm_compression::codec::Element;
 use flexcomm_controller::RawConfig;
 use flexcomm_domain::{CodecBytes, Strategy};
@@ -50,39 +51,47 @@ struct Bench {
 
 impl Bench {
     fn new(cell: &Cell) -> Self {
+        Self::warm(cell, WARM_S)
+    }
+
+    /// Agents and controller begin so long before the job.
+    fn warm(cell: &Cell, warm_s: f64) -> Self {
         let truth = Coefficients::frozen();
-        let mut net = Net::new(cell, &truth, 1);
         let mut agents = Agents::new(cell, &truth, RawConfig::default().validate().unwrap()).unwrap();
-        agents.begin(&mut net, (0..cell.world).map(|rank| hello(rank, cell.world)).collect());
+        agents.warm_s = warm_s;
+        let hellos = (0..cell.world).map(|rank| hello(rank, cell.world)).collect();
+        let net = adaptive::begin(cell, &truth, 1, hellos, &mut agents);
         Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
+    }
+
+    fn on_node(&mut self, number: usize, does: impl FnOnce(&mut Node, &mut NodeContext<'_>)) {
+        let began = self.agents.begins_at();
+        let Agents { nodes, connections, in_flight, spent, .. } = &mut self.agents;
+        does(
+            &mut nodes[number],
+            &mut NodeContext { network: &mut self.net.network, began, connections, in_flight, spent },
+        );
     }
 
     /// Without a step of the job.
     fn idle(mut self, until: f64) -> Self {
-        while self.net.network.now() < until {
-            match self.net.network.advance().unwrap() {
-                Happened::Delivered(job::Token::Other(token)) => {
-                    self.agents.happened(&mut self.net.network, Happened::Delivered(token));
-                }
-                Happened::Timer(job::Token::Other(token)) => {
-                    self.agents.happened(&mut self.net.network, Happened::Timer(token));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        adaptive::idle(&mut self.net.network, &mut self.agents, until);
         self
     }
 
     /// The job steps by dense rings of a million values.
-    fn train(mut self, until: f64) -> Self {
+    fn train(self, until: f64) -> Self {
+        self.exchange(How::Sum(Element::F32), until)
+    }
+
+    /// The job steps by one exchange of 4 MB parts.
+    fn exchange(mut self, how: How, until: f64) -> Self {
         let world = self.running.len();
         let compute = Compute { seconds: 0.05, values_factor: 1.0 };
         let none = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let mut timeline = Timeline::new(world, vec![1_000_000], compute, none, Gather::default());
-        let exchanged = [Exchanged {
-            rounds: vec![Carried { how: How::Sum(Element::F32), bytes: 4_000_000, fixed: 0 }],
-            energies: Vec::new(),
-        }];
+        let rounds = vec![Carried { how, bytes: 4_000_000, fixed: 0 }];
+        let exchanged = [Exchanged { rounds, energies: Vec::new() }];
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
         while starts[0] < until {
@@ -156,7 +165,7 @@ impl Bench {
 
     /// The newest report of each link that had arrived at a time.
     fn links(&self, until: f64) -> BTreeMap<(usize, NodeName), LinkReport> {
-        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| *at <= until);
+        let taken = self.agents.controller_side.taken.iter().filter(|(at, ..)| *at <= until);
         let link = |(_, rank, report): &(f64, usize, Report)| match &report.body {
             ReportBody::Link(link) => Some(((*rank, link.peer.clone()), link.clone())),
             _ => None,
@@ -166,7 +175,7 @@ impl Bench {
 
     /// The tests whose reports arrived between two times.
     fn tests(&self, from: f64, until: f64) -> Vec<ThroughputReport> {
-        let taken = self.agents.desk.taken.iter().filter(|(at, ..)| (from..until).contains(at));
+        let taken = self.agents.controller_side.taken.iter().filter(|(at, ..)| (from..until).contains(at));
         let test = |(.., report): &(f64, usize, Report)| match &report.body {
             ReportBody::Throughput(report) => Some(report.clone()),
             _ => None,
@@ -175,7 +184,7 @@ impl Bench {
     }
 
     fn said(&self) -> String {
-        format!("{:?}\n{:?}\n{:?}", self.agents.desk.taken, self.orders, self.agents.spent())
+        format!("{:?}\n{:?}\n{:?}", self.agents.controller_side.taken, self.orders, self.agents.spent())
     }
 }
 
@@ -186,7 +195,7 @@ fn near(value: f64, truth: f64) -> bool {
 #[test]
 fn links_are_known_after_seconds_and_their_changes_too() {
     let cell = cell(4, 1, vec![phase(30.0, 5.0, 100.0), phase(1000.0, 40.0, 10.0)]);
-    let bench = Bench::new(&cell).idle(40.0);
+    let bench = Bench::warm(&cell, 0.0).idle(40.0);
     assert_eq!(bench.agents.problems(), Vec::<String>::new());
     let known = bench.links(30.0);
     assert_eq!(known.len(), 12);
@@ -202,6 +211,25 @@ fn links_are_known_after_seconds_and_their_changes_too() {
     assert!(!tested.is_empty() && tested.iter().all(|bps| near(*bps, 10e6)), "{tested:?}");
     let Spent { test_bytes, echo_bytes, report_bytes, .. } = bench.agents.spent();
     assert!(test_bytes > 1e5 && echo_bytes > 40.0 * 12.0 * 5.0 * 200.0 && report_bytes > 1e5);
+}
+
+/// As daemons do: the job finds the links measured.
+#[test]
+fn links_are_known_when_the_job_begins() {
+    let cell = cell(4, 1, vec![phase(40.0, 5.0, 100.0)]);
+    let began = Bench::new(&cell).idle(1.0);
+    assert_eq!(began.agents.problems(), Vec::<String>::new());
+    let known = began.links(0.0);
+    assert_eq!(known.len(), 12);
+    for (link, report) in &known {
+        assert!(near(report.latency_us, 5000.0) && report.latency_confidence >= 0.5, "{link:?}: {report:?}");
+        assert!(near(report.bandwidth_bps.unwrap(), 100e6), "{link:?}: {report:?}");
+    }
+    // The first look finds every link; a bandwidth may be old, and unsure for that.
+    let looks = began.agents.controller().looks(&"j".parse().unwrap());
+    assert!(!looks.is_empty() && looks.iter().all(|look| look.verdict != "no-links"), "{looks:?}");
+    assert!(began.agents.bytes() < began.agents.spent().test_bytes);
+    assert!(Bench::warm(&cell, 0.0).links(0.0).is_empty());
 }
 
 #[test]
@@ -225,16 +253,21 @@ fn a_job_gets_a_decision_and_the_same_run_gives_the_same_bytes() {
     assert_eq!(bench.said(), run().said());
 }
 
+/// As on a node of the product: one agent sees the streams of both, which share the link, and none of those within the node.
 #[test]
-fn ranks_behind_one_nic_have_links_of_their_own() {
+fn ranks_of_one_node_have_one_agent() {
     let cell = cell(4, 2, vec![phase(1000.0, 5.0, 100.0)]);
-    let bench = Bench::new(&cell).idle(30.0);
+    let bench = Bench::new(&cell).exchange(How::Gather, 40.0);
     assert_eq!(bench.agents.problems(), Vec::<String>::new());
-    let known = bench.links(30.0);
-    assert_eq!(known.len(), 12);
-    let within = &known[&(0, node_name(1).unwrap())];
-    assert!(within.latency_us < 50.0 && within.bandwidth_bps.is_none_or(|bps| bps > 1e9), "{within:?}");
-    assert!(near(known[&(0, node_name(2).unwrap())].latency_us, 5000.0));
+    let [first, second] = &bench.agents.nodes[..] else { panic!("{} agents", bench.agents.nodes.len()) };
+    let to = |from: usize, to: usize, peer| JobConnection { id: bench.net.mesh.groups[JOB][from][to].unwrap(), peer };
+    assert_eq!(first.flows.busy, [to(0, 2, 1), to(1, 3, 1)]);
+    assert_eq!(second.flows.busy, [to(2, 0, 0), to(3, 1, 0)]);
+    let known = bench.links(40.0);
+    assert_eq!(known.keys().cloned().collect::<Vec<_>>(), [(0, node_name(1).unwrap()), (1, node_name(0).unwrap())]);
+    // Later its queues are in it.
+    let before = bench.links(0.0);
+    assert!(before.len() == 2 && before.values().all(|report| near(report.latency_us, 5000.0)), "{before:?}");
 }
 
 /// A grant that comes too late, and one for nobody, are reported and cost nothing.
@@ -242,17 +275,38 @@ fn ranks_behind_one_nic_have_links_of_their_own() {
 fn a_grant_that_cannot_be_used_is_reported() {
     let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(5.0);
     let spent = bench.agents.spent().test_bytes;
-    let Agents { nodes, wires, letters, spent: spends, .. } = &mut bench.agents;
-    let world = &mut World { network: &mut bench.net.network, wires, letters, spent: spends };
     let grant = |id, peer: &str, valid_ms| {
         let peer = peer.parse().unwrap();
         flexcomm_wire::ThroughputGrant { id, peer, budget_bytes: 1 << 20, valid_ms }
     };
-    nodes[0].granted(world, grant(7001, "n1", 100));
-    nodes[0].granted(world, grant(7002, "nobody", 10_000));
+    bench.on_node(0, |node, context| {
+        node.granted(context, grant(7001, "n1", 100));
+        node.granted(context, grant(7002, "nobody", 10_000));
+    });
     let bench = bench.idle(6.0);
     let reports = bench.tests(5.0, 6.0);
     let of = |id| reports.iter().find(|report| report.grant == id).unwrap().error.clone().unwrap();
     assert_eq!((of(7001).as_str(), of(7002).as_str()), ("the grant has expired", "the peer is not in the probe plan"));
     assert_eq!(bench.agents.spent().test_bytes, spent);
+}
+
+/// One that registers again while the timer of a heartbeat runs goes on with one chain of them.
+#[test]
+fn heartbeats_are_as_many_after_another_registration() {
+    let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(30.0);
+    bench.on_node(0, |node, context| {
+        // The controller answers that it does not know the agent; 0.1 s later that it does.
+        node.answer(context, Answer::Alive(Err("no such agent".to_owned())));
+        context.timer(context.now() + 0.1, 0, Timer::Register);
+    });
+    let bench = bench.idle(61.0);
+    let beats = |node, from: f64| {
+        let within = |(at, of): &&(f64, usize)| *of == node && (from..from + 20.0).contains(at);
+        bench.agents.controller_side.beats.iter().filter(within).count()
+    };
+    assert_eq!(bench.agents.problems(), ["no such agent"]);
+    for node in 0..2 {
+        let (before, after) = (beats(node, 5.0), beats(node, 40.0));
+        assert!(before > 1 && after.abs_diff(before) <= 1, "node {node}: {before} heartbeats in 20 s, then {after}");
+    }
 }
