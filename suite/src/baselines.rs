@@ -127,7 +127,7 @@ pub struct PhaseBest {
 }
 
 /// What does not hang on the binary that decides: fixed settings and controls in a cell.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Baselines {
     /// Of the cell, the truth and the curves of `seeds`.
     pub digest: String,
@@ -165,6 +165,9 @@ pub struct Record {
     pub binary: String,
     /// Runs of agents and controller.
     pub flexcomm: Vec<Adapted>,
+    /// Why the cell could not be run to its end; not kept.
+    #[serde(skip)]
+    pub error: Option<String>,
 }
 
 /// What a setting's final accuracy may be below dense's to count as a best one: half a point, and what rounding makes of it.
@@ -219,6 +222,16 @@ impl Baselines {
     pub fn best_fixed(&self) -> Option<&str> {
         let timed = self.accurate().into_iter().filter_map(|setting| Some((self.mean_seconds(setting)?, setting)));
         timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, setting)| setting)
+    }
+
+    /// Seconds of the best fixed setting with a seed, as they count; the least of those that are known, where some are missing.
+    pub fn best_seconds(&self, seed: u64) -> Option<f64> {
+        if let Some(best) = self.best_fixed() {
+            return self.fixed_seconds(best, seed);
+        }
+        let least = self.fixed(DENSE, seed)?.accuracy - ACCURACY_POINTS;
+        let known = self.fixed.iter().filter(|run| run.seed == seed && run.accuracy >= least);
+        known.filter_map(|run| self.counted(seed, run.seconds)).min_by(f64::total_cmp)
     }
 
     /// Seconds as they count, in the geometric mean over the seeds.

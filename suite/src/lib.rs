@@ -4,8 +4,8 @@
 //! [`model`]) and plays its curve through the network of any cell ([`cells`], drawn by [`families`]), whose transfers [`steps`] hands
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
 //! [`run`] does both for all cells and keeps a file for each ([`files`]); [`score`] makes seconds to a target and ratios of them,
-//! [`reaction`] times from changes to better strategies, [`summary`] and [`plot`] show all of it. [`reality`]
-//! compares with an experiment.
+//! `ratios` compares cells, [`reaction`] makes times from changes to better strategies, [`summary`] and [`plot`] show all of it.
+//! [`reality`] compares with an experiment.
 
 pub mod adaptive;
 pub mod agents;
@@ -17,6 +17,7 @@ pub mod fixed;
 pub mod model;
 pub mod plot;
 pub mod ranks;
+mod ratios;
 pub mod reaction;
 pub mod reality;
 pub mod run;

@@ -222,12 +222,6 @@ fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()>
     Ok(())
 }
 
-/// Flexcomm's runs of a cell that ended with an error, and with which.
-fn errors_of(record: &Record) -> Vec<String> {
-    let errors = record.flexcomm.iter().filter_map(|run| Some((run.seed, run.error.as_ref()?)));
-    errors.map(|(seed, error)| format!("{}, seed {seed}: {error}", record.name)).collect()
-}
-
 /// Those of the cells that are asked for.
 fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
     let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
@@ -280,10 +274,9 @@ fn run(args: RunArgs) -> Result<()> {
     };
     let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
-    let done = suite.all(&jobs, threads);
+    let records = suite.all(&jobs, threads);
     unless_stopped(Ok(()), &stop)?;
-    let failed: Vec<String> = done.failed.iter().map(|failed| failed.cell.clone()).collect();
-    let summary = Summary::new(&done.records, Of { digest, frozen, binary, failed });
+    let summary = Summary::new(&records, Of { digest, frozen, binary });
     files::write_json(&args.target.join("summary.json"), &summary)?;
     let plots = [
         ("regret-by-family", "Regret by family", &summary.by_family),
@@ -293,16 +286,14 @@ fn run(args: RunArgs) -> Result<()> {
     for (file, title, groups) in plots {
         files::write(&args.target.join(format!("{file}.svg")), &plot::groups(title, groups))?;
     }
-    for record in &done.records {
+    for record in &records {
         let path = args.target.join("cells").join(format!("{}.svg", record.name));
         files::write(&path, &plot::timeline(record))?;
     }
     println!("{}", summary.table());
     println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", args.target.display());
-    let errors: Vec<String> = done.failed.iter().map(|failed| format!("{}: {:#}", failed.cell, failed.error)).collect();
-    let ended: Vec<String> = done.records.iter().flat_map(errors_of).collect();
-    ensure!(ended.is_empty(), "{} runs of flexcomm ended with an error\n{}", ended.len(), ended.join("\n"));
-    ensure!(errors.is_empty(), "failed to run {} cells\n{}", errors.len(), errors.join("\n"));
+    let failures = run::failures(&records);
+    ensure!(failures.is_empty(), "{} cells or runs ended with an error\n{}", failures.len(), failures.join("\n"));
     Ok(())
 }
 

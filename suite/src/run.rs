@@ -126,22 +126,21 @@ impl Job {
     }
 }
 
-/// A cell that could not be run.
-#[derive(Debug)]
-pub struct Failed {
-    /// Its name.
-    pub cell: String,
-    /// Why.
-    pub error: anyhow::Error,
-}
-
-/// What all jobs came to.
-#[derive(Debug, Default)]
-pub struct All {
-    /// In the order of the jobs.
-    pub records: Vec<Record>,
-    /// Those without a record.
-    pub failed: Vec<Failed>,
+/// All that ended with an error: cells, and runs of flexcomm and of the controls.
+pub fn failures(records: &[Record]) -> Vec<String> {
+    let of = |record: &Record| {
+        let Record { name, flexcomm, baselines: Baselines { oracle, random, .. }, .. } = record;
+        let runs = [("flexcomm", flexcomm), ("oracle", oracle), ("random", random)];
+        let failed = runs.into_iter().flat_map(|(who, runs)| runs.iter().map(move |run| (who, run)));
+        let text = |(who, run): (&str, &Adapted)| {
+            // A run that is missing since its cell failed is told with the cell.
+            let error = run.error.as_ref().filter(|_| run.error != record.error)?;
+            Some(format!("{name}, seed {}, {who}: {error}", run.seed))
+        };
+        let cell = record.error.as_ref().map(|error| format!("{name}: {error}"));
+        cell.into_iter().chain(failed.filter_map(text)).collect::<Vec<_>>()
+    };
+    records.iter().flat_map(of).collect()
 }
 
 /// All results of a folder, by name.
@@ -174,30 +173,13 @@ impl Suite {
     }
 
     /// What is known of a cell before it runs.
-    fn begin(&self, job: &Job) -> Result<Record> {
+    fn begin(&self, job: &Job, record: &mut Record) -> Result<()> {
         let Job { cell, seeds } = job;
         let settings = fixed::settings(cell.momentum);
         for seed in seeds {
             self.library.curves(&cell.recipe(*seed), &settings)?;
         }
-        let mut record = Record {
-            name: cell.name.clone(),
-            cell: cell.clone(),
-            seeds: seeds.clone(),
-            baselines: Baselines {
-                digest: self.digest(cell, seeds)?.context("curves are missing")?,
-                seeds: seeds.clone(),
-                measures: Vec::new(),
-                fixed: Vec::new(),
-                phases: Vec::new(),
-                lines: BTreeMap::new(),
-                oracle: Vec::new(),
-                random: Vec::new(),
-                recorded: Vec::new(),
-            },
-            binary: self.binary.clone(),
-            flexcomm: Vec::new(),
-        };
+        record.baselines.digest = self.digest(cell, seeds)?.context("curves are missing")?;
         let kept: Option<Baselines> = files::read_json(&path_of(&self.baselines, &cell.name)).ok();
         let before: Option<Record> =
             self.resume.then(|| files::read_json(&path_of(&self.results, &cell.name)).ok()).flatten();
@@ -221,16 +203,25 @@ impl Suite {
         let Baselines { oracle, random, .. } = &mut record.baselines;
         // A control's error may be gone with this program.
         [oracle, random].into_iter().for_each(|runs| runs.retain(|run| run.error.is_none()));
-        Ok(record)
+        Ok(())
     }
 
     fn keep(&self, record: &Record) -> Result<()> {
         files::write_json(&path_of(&self.results, &record.name), record)
     }
 
+    /// A cell, as far as it could be run.
+    pub fn cell(&self, job: &Job) -> Record {
+        let mut record = Record::new(job, &self.binary);
+        if let Err(error) = unless_panicked(|| self.complete(job, &mut record)) {
+            record.fail(format!("{error:#}"));
+        }
+        record
+    }
+
     /// All of a cell that is not there yet.
-    pub fn cell(&self, job: &Job) -> Result<Record> {
-        let mut record = self.begin(job)?;
+    fn complete(&self, job: &Job, record: &mut Record) -> Result<()> {
+        self.begin(job, record)?;
         let cell = &job.cell;
         let settings = fixed::settings(cell.momentum);
         for seed in record.baselines.seeds.clone() {
@@ -244,27 +235,26 @@ impl Suite {
         record.baselines.lines.retain(|setting, _| *setting == best || setting == DENSE);
         let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
         record.baselines.add_phases(cell, &self.truth, &curves)?;
-        self.keep(&record)?;
+        self.keep(record)?;
         let oracle = oracle_script(cell, &record.baselines.phases)?;
         for seed in job.seeds.clone() {
-            self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
-            self.adapt(&mut record, seed, Who::Random(random_script(cell, seed)))?;
+            self.adapt(record, seed, Who::Flexcomm)?;
+            self.adapt(record, seed, Who::Oracle(oracle.clone()))?;
+            self.adapt(record, seed, Who::Random(random_script(cell, seed)))?;
         }
-        while let Some(half) = self.wide(&record) {
+        while let Some(half) = self.wide(record) {
             let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
             eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
+            record.seeds.push(seed);
             let few: Vec<_> = settings.iter().filter(|(name, _)| name == DENSE || *name == best).cloned().collect();
             let curves = self.library.curves(&cell.recipe(seed), &few)?;
             for (setting, _) in &few {
                 record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
             }
-            record.seeds.push(seed);
-            self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt(&mut record, seed, Who::Oracle(oracle.clone()))?;
+            self.adapt(record, seed, Who::Flexcomm)?;
+            self.adapt(record, seed, Who::Oracle(oracle.clone()))?;
         }
-        self.keep(&record)?;
-        Ok(record)
+        self.keep(record)
     }
 
     fn go_on(&self) -> Result<()> {
@@ -313,7 +303,7 @@ impl Suite {
     }
 
     /// All jobs, the longest first, by so many threads.
-    pub fn all(&self, jobs: &[Job], threads: usize) -> All {
+    pub fn all(&self, jobs: &[Job], threads: usize) -> Vec<Record> {
         let mut sorted: Vec<&Job> = jobs.iter().collect();
         sorted.sort_by(|a, b| b.size().total_cmp(&a.size()));
         let (left, done) = (Mutex::new(sorted.into_iter()), Mutex::new(Vec::new()));
@@ -321,40 +311,32 @@ impl Suite {
         let next = || left.lock().ok().and_then(|mut left| left.next()).filter(|_| self.go_on().is_ok());
         let work = || {
             while let Some(job) = next() {
-                let (began, result) = (Instant::now(), unless_panicked(|| self.cell(job)));
+                let (began, record) = (Instant::now(), self.cell(job));
                 let Ok(mut done) = done.lock() else { return };
-                done.push((job.size(), job.cell.name.clone(), result));
-                let share = done.iter().map(|(size, ..)| size).sum::<f64>() / all;
+                let outcome = in_words(&record);
+                done.push((job.size(), record));
+                let share = done.iter().map(|(size, _)| size).sum::<f64>() / all;
                 let elapsed = begun.elapsed().as_secs_f64();
                 let (number, count, seconds) = (done.len(), jobs.len(), began.elapsed().as_secs_f64());
                 let minutes = elapsed * (1.0 - share) / share / 60.0;
-                let outcome = done.last().map_or(String::new(), |(.., result)| in_words(result));
                 eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
         };
         std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
-        let mut all = All::default();
-        for (_, cell, result) in done.into_inner().unwrap_or_default() {
-            match result {
-                Ok(record) => all.records.push(record),
-                Err(error) => all.failed.push(Failed { cell, error }),
-            }
-        }
-        let place = |name: &str| jobs.iter().position(|job| job.cell.name == name);
-        all.records.sort_by_key(|record| place(&record.name));
-        all
+        let done = done.into_inner().unwrap_or_default();
+        let mut records: Vec<Record> = done.into_iter().map(|(_, record)| record).collect();
+        records.sort_by_key(|record| jobs.iter().position(|job| job.cell.name == record.name));
+        records
     }
 }
 
-fn in_words(result: &Result<Record>) -> String {
-    match result {
-        Ok(record) => {
-            let best = record.baselines.best_fixed().unwrap_or_default();
-            let ratio = score::geometric_mean(record.ratios(&record.flexcomm, best)).unwrap_or(f64::NAN);
-            format!("{ratio:.2} times the best fixed setting ({best})")
-        }
-        Err(error) => format!("{error:#}"),
+fn in_words(record: &Record) -> String {
+    if let Some(error) = &record.error {
+        return error.clone();
     }
+    let best = record.baselines.best_fixed().unwrap_or_default();
+    let ratio = score::geometric_mean(record.ratios(&record.flexcomm, best)).unwrap_or(f64::NAN);
+    format!("{ratio:.2} times the best fixed setting ({best})")
 }
 
 impl Who {
@@ -387,6 +369,28 @@ fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
 }
 
 impl Record {
+    /// Of a cell that nothing is known of.
+    fn new(Job { cell, seeds }: &Job, binary: &str) -> Self {
+        Self {
+            name: cell.name.clone(),
+            cell: cell.clone(),
+            seeds: seeds.clone(),
+            baselines: Baselines { seeds: seeds.clone(), ..Baselines::default() },
+            binary: binary.to_owned(),
+            flexcomm: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// No run comes after this error: those that are missing end with it.
+    pub(crate) fn fail(&mut self, error: String) {
+        let missing = self.seeds.iter().filter(|seed| self.flexcomm.iter().all(|run| run.seed != **seed));
+        let failed = |seed: &u64| Adapted { seed: *seed, error: Some(error.clone()), ..Adapted::default() };
+        let failed: Vec<Adapted> = missing.map(failed).collect();
+        self.flexcomm.extend(failed);
+        self.error = Some(error);
+    }
+
     /// Seconds of runs over those of a fixed setting, seed by seed; a run that is missing counts as unreached.
     pub fn ratios(&self, runs: &[Adapted], setting: &str) -> Vec<f64> {
         let ratio = |seed: &u64| Some(self.seconds(runs, *seed)? / self.baselines.fixed_seconds(setting, *seed)?);
@@ -447,6 +451,12 @@ mod tests {
         Curves { recipe, curves: fixed::settings(recipe.momentum).into_iter().map(curve).collect() }
     }
 
+    /// Of a cell that did not fail.
+    fn whole(record: Record) -> Record {
+        assert_eq!(record.error, None);
+        record
+    }
+
     struct World {
         folder: TempDir,
         calls: Arc<AtomicUsize>,
@@ -493,7 +503,7 @@ mod tests {
         /// How many runs adapted.
         fn runs(&self, suite: &Suite) -> usize {
             let before = self.calls.load(Ordering::Relaxed);
-            suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+            whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
             self.calls.load(Ordering::Relaxed) - before
         }
     }
@@ -502,7 +512,7 @@ mod tests {
     fn a_cell_is_run_and_measured_as_defined() {
         let world = World::new();
         let suite = world.suite();
-        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
         let baselines = &record.baselines;
         // Smoothed: 1.5, 1.1667, 0.75; at 15 of 50 steps three fifths of the way between the first two.
         let measure = baselines.measure(1).unwrap();
@@ -525,6 +535,7 @@ mod tests {
         let expected = [1.5 / top_k(1), 3.0 * budget / top_k(2)];
         assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");
         assert_eq!(record.ratios(&record.flexcomm[..1], TOP_K), ratios, "a missing run counts as much");
+        assert_eq!(failures(&[record]), [format!("{}, seed 2, flexcomm: panicked: made to fail", cell().name)]);
     }
 
     #[test]
@@ -542,7 +553,7 @@ mod tests {
         files::write_json(&world.path("baselines").join(format!("{}.json", cell().name)), &kept).unwrap();
         let anew = Suite { resume: false, ..world.suite() };
         assert_eq!(world.runs(&anew), 2);
-        let one = anew.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap();
+        let one = whole(anew.cell(&Job { cell: cell(), seeds: vec![1] }));
         assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded.len()), (1, 2, 2));
         let mut truth = Coefficients::frozen();
         truth.tcp.timeout_s = 0.3;
@@ -554,7 +565,7 @@ mod tests {
         assert_eq!(world.runs(&world.suite()), 6, "another curve");
         let slower = Cell { compute_s: 0.2, ..cell() };
         let before = world.calls.load(Ordering::Relaxed);
-        world.suite().cell(&Job { cell: slower, seeds: vec![1] }).unwrap();
+        whole(world.suite().cell(&Job { cell: slower, seeds: vec![1] }));
         assert_eq!(world.calls.load(Ordering::Relaxed) - before, 3, "another cell");
         std::fs::write(&path, "{").unwrap();
         assert_eq!(world.runs(&world.suite()), 6, "half a file is none");
@@ -566,7 +577,7 @@ mod tests {
         let world = World::new();
         let run = |name: &str| {
             let suite = Suite { decided: Box::new(decided), results: world.path(name), ..world.suite() };
-            suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().baselines
+            whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).baselines
         };
         let baselines = run("once");
         let [oracle, random] = [&baselines.oracle[0], &baselines.random[0]];
@@ -589,14 +600,16 @@ mod tests {
         let jobs = [Job { cell: broken, seeds: vec![1] }, Job { cell: cell(), seeds: vec![1] }];
         let suite = Suite { truth: Coefficients { codec: BTreeMap::new(), ..suite.truth.clone() }, ..suite };
         let all = suite.all(&jobs[1..], 2);
-        assert!(all.records.is_empty());
-        assert!(format!("{:#}", all.failed[0].error).contains("the truth has no [codec"), "{:#}", all.failed[0].error);
+        let error = all[0].error.as_ref().unwrap();
+        assert!(error.contains("the truth has no [codec"), "{error}");
+        assert_eq!(all[0].flexcomm[0].error.as_ref(), Some(error));
+        assert_eq!(failures(&all), [format!("{}: {error}", cell().name)]);
         let suite = world.suite();
-        assert_eq!(suite.all(&jobs[1..], 2).records.len(), 1);
+        assert!(suite.all(&jobs[1..], 2)[0].error.is_none());
         suite.library.stop.store(true, Ordering::Relaxed);
-        let stopped = suite.cell(&jobs[0]).unwrap_err();
-        assert_eq!(format!("{stopped:#}"), "stopped", "curves of another momentum would be trained");
-        assert!(suite.all(&jobs, 2).records.is_empty());
+        let stopped = suite.cell(&jobs[0]);
+        assert_eq!(stopped.error.as_deref(), Some("stopped"), "curves of another momentum would be trained");
+        assert!(suite.all(&jobs, 2).is_empty());
     }
 
     #[test]
@@ -625,14 +638,14 @@ mod tests {
             Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
         };
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
-        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
         assert_eq!(record.seeds, [1, 2, 3, 4]);
         assert_eq!((record.flexcomm.len(), record.baselines.oracle.len(), record.baselines.random.len()), (4, 4, 2));
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
-        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap(), record);
+        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
         // All the same: no further seed.
         let suite = Suite { most_seeds: 4, ..world.suite() };
-        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().seeds, [1]);
+        assert_eq!(whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).seeds, [1]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What all cells say together: `summary.json`.
 
 use crate::adaptive::Experiments;
-use crate::baselines::{Adapted, Record};
-use crate::fixed::{self, DENSE};
-use crate::score::{self, Families, Interval};
+use crate::baselines::{Adapted, Record, UNREACHED};
+use crate::fixed;
+use crate::ratios::{View, best_average, families, of_label, prediction_errors};
+use crate::score::{self, Interval};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,8 +62,9 @@ pub struct Row {
     pub setting: String,
     /// Of the run.
     pub seed: u64,
-    /// As they count: three times the budget for a run that does not reach the target.
-    pub seconds_to_target: f64,
+    /// As they count: three times the budget for a run that does not reach the target. None of a cell that failed before its budget
+    /// was known.
+    pub seconds_to_target: Option<f64>,
     /// Whether it does.
     pub reached: bool,
     /// Share of held-out images that is recognised; none of a run that ended with an error.
@@ -119,7 +121,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(values: &[f64]) -> Self {
+    pub(crate) fn of(values: &[f64]) -> Self {
         Self { median: score::quantile(values, 0.5), p95: score::quantile(values, 0.95) }
     }
 }
@@ -228,7 +230,7 @@ pub struct Summary {
     pub unreached: usize,
     /// Flexcomm's runs that ended with an error.
     pub errors: usize,
-    /// Cells without a result.
+    /// Cells that could not be run to their end.
     pub failed: Vec<String>,
 }
 
@@ -241,196 +243,6 @@ pub struct Of {
     pub frozen: bool,
     /// Of the deciding program.
     pub binary: String,
-    /// Cells without a result.
-    pub failed: Vec<String>,
-}
-
-struct View<'a> {
-    records: &'a [Record],
-    best_average: Option<String>,
-}
-
-impl View<'_> {
-    /// Seconds as they count.
-    fn seconds(&self, record: &Record, who: Who, seed: u64) -> Option<f64> {
-        let baselines = &record.baselines;
-        match who {
-            Who::Flexcomm => record.seconds(&record.flexcomm, seed),
-            Who::Oracle => record.seconds(&baselines.oracle, seed),
-            // Has no run with seeds that were added for a narrower interval.
-            Who::Random if !baselines.seeds.contains(&seed) => None,
-            Who::Random => record.seconds(&baselines.random, seed),
-            Who::BestAverageFixed => baselines.fixed_seconds(&of_label(record, self.best_average.as_ref()?)?, seed),
-            Who::RecordedPlanner => {
-                let run = baselines.recorded.iter().find(|run| run.seed == seed)?;
-                baselines.counted(seed, run.seconds)
-            }
-        }
-    }
-
-    fn over(&self, record: &Record, over: Over, seed: u64) -> Option<f64> {
-        match over {
-            Over::BestFixed => record.baselines.fixed_seconds(record.baselines.best_fixed()?, seed),
-            Over::Dense => record.baselines.fixed_seconds(DENSE, seed),
-            Over::Oracle => self.seconds(record, Who::Oracle, seed),
-        }
-    }
-
-    /// By seed.
-    fn ratios(&self, record: &Record, who: Who, over: Over) -> Vec<f64> {
-        let ratio = |seed: &u64| Some(self.seconds(record, who, *seed)? / self.over(record, over, *seed)?);
-        record.seeds.iter().filter_map(ratio).collect()
-    }
-
-    fn ratio(&self, record: &Record, who: Who, over: Over) -> Option<f64> {
-        score::geometric_mean(self.ratios(record, who, over))
-    }
-
-    fn compared(&self, who: Who, over: Over, keep: impl Fn(&Record) -> bool) -> Option<Compared> {
-        let kept: Vec<&Record> = self.records.iter().filter(|record| keep(record)).collect();
-        let families = families(&kept, |record| self.ratios(record, who, over));
-        let mut cells: Vec<(f64, &str)> =
-            kept.iter().filter_map(|record| Some((self.ratio(record, who, over)?, record.name.as_str()))).collect();
-        cells.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (worst, worst_cell) = *cells.last()?;
-        let ratios: Vec<f64> = cells.iter().map(|(ratio, _)| *ratio).collect();
-        Some(Compared {
-            who,
-            over,
-            geomean: score::mean_of_families(&families)?,
-            interval: score::bootstrap(&families, 1)?,
-            p95: score::quantile(&ratios, 0.95)?,
-            worst,
-            worst_cell: worst_cell.to_owned(),
-        })
-    }
-
-    /// Cells by what they are alike in, in the order of its key.
-    fn groups<K: Ord>(&self, key: impl Fn(&Record) -> K, name: impl Fn(&K) -> String) -> Vec<Group> {
-        let keys: BTreeSet<K> = self.records.iter().map(&key).collect();
-        let group = |wanted: &K| Group {
-            name: name(wanted),
-            cells: self.records.iter().filter(|record| key(record) == *wanted).count(),
-            compared: Who::ALL
-                .into_iter()
-                .filter_map(|who| self.compared(who, Over::BestFixed, |record| key(record) == *wanted))
-                .collect(),
-        };
-        keys.iter().map(group).collect()
-    }
-
-    fn rows(&self, record: &Record) -> Vec<Row> {
-        let baselines = &record.baselines;
-        let row = |setting: &str, seed: u64, seconds: Option<f64>, adapted: Option<&Adapted>| {
-            let counted = baselines.counted(seed, seconds)?;
-            let ratio = |over| Some(counted / self.over(record, over, seed)?);
-            Some(Row {
-                cell: record.name.clone(),
-                setting: setting.to_owned(),
-                seed,
-                seconds_to_target: counted,
-                reached: seconds.is_some(),
-                final_accuracy: adapted.map_or(baselines.fixed(setting, seed).map(|f| f.accuracy), |run| run.accuracy),
-                ratio_to_best_fixed: ratio(Over::BestFixed),
-                ratio_to_dense: ratio(Over::Dense),
-                ratio_to_oracle: ratio(Over::Oracle),
-                experiment_seconds: adapted.map_or(0.0, |run| run.experiments.seconds),
-                error: adapted.and_then(|run| run.error.clone()),
-            })
-        };
-        let missing = Adapted { error: Some("missing".into()), ..Adapted::default() };
-        let mut rows = Vec::new();
-        for (who, runs) in [
-            ("flexcomm", &record.flexcomm),
-            ("oracle", &baselines.oracle),
-            ("random", &baselines.random),
-            ("recorded planner", &baselines.recorded),
-        ] {
-            for seed in &record.seeds {
-                let run = runs.iter().find(|run| run.seed == *seed);
-                // Controls may have fewer seeds.
-                let run = if who == "flexcomm" { run.or(Some(&missing)) } else { run };
-                rows.extend(run.and_then(|run| row(who, *seed, run.seconds, Some(run))));
-            }
-        }
-        let wanted = baselines.fixed.iter().filter(|run| record.seeds.contains(&run.seed));
-        rows.extend(wanted.filter_map(|run| row(&run.setting, run.seed, run.seconds, None)));
-        rows
-    }
-
-    /// Why a cell's runs take longer than the oracle's, and how much of that one cause is.
-    fn cause(&self, record: &Record) -> Option<(Cause, f64)> {
-        let mut causes: BTreeMap<Cause, f64> = BTreeMap::new();
-        let mut lost = 0.0;
-        let error = Spread::of(&prediction_errors(&record.flexcomm)).median;
-        for run in &record.flexcomm {
-            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed)?;
-            let (seconds, best) = (self.seconds(record, Who::Flexcomm, run.seed)?, oracle.seconds?);
-            lost += seconds - best;
-            let more_steps = run.steps.zip(oracle.steps).map_or(0.0, |(own, best)| (own - best).max(0.0));
-            let known = [
-                (Cause::Waiting, run.reactions.lost_s),
-                (Cause::Exploring, run.experiments.seconds),
-                (Cause::WrongGain, more_steps * best / oracle.steps?),
-            ];
-            let slower = seconds - best - known.iter().map(|(_, seconds)| seconds).sum::<f64>();
-            known.into_iter().for_each(|(cause, seconds)| *causes.entry(cause).or_default() += seconds);
-            // What is left are slower steps, if the target was reached at all.
-            if let (Some(_), Some(error)) = (run.seconds, error) {
-                let cause = if error >= 0.3 { Cause::WrongLink } else { Cause::WrongCost };
-                *causes.entry(cause).or_default() += slower.max(0.0);
-            }
-        }
-        let (cause, seconds) = causes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (lost > 0.0 && seconds > 0.0).then(|| (cause, (seconds / lost).min(1.0)))
-    }
-}
-
-/// The strategy of a label in a cell.
-fn of_label(record: &Record, label: &str) -> Option<String> {
-    record.baselines.settings().into_iter().find(|setting| fixed::label(setting) == label).map(str::to_owned)
-}
-
-fn families(records: &[&Record], ratios: impl Fn(&Record) -> Vec<f64>) -> Families {
-    let mut families: BTreeMap<&str, Vec<Vec<f64>>> = BTreeMap::new();
-    for record in records {
-        families.entry(&record.cell.family).or_default().push(ratios(record));
-    }
-    families.into_values().collect()
-}
-
-fn prediction_errors(runs: &[Adapted]) -> Vec<f64> {
-    let predictions = runs.iter().flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0);
-    predictions.map(|p| (p.predicted_s / p.true_s - 1.0).abs()).collect()
-}
-
-/// Labels of the fixed settings that ran in all cells, in the order of the first.
-fn labels(records: &[Record]) -> Vec<String> {
-    let Some(first) = records.first() else { return Vec::new() };
-    let all = first.baselines.settings().into_iter().map(fixed::label);
-    all.filter(|label| records.iter().all(|record| of_label(record, label).is_some())).collect()
-}
-
-/// One setting for all cells: the least time over dense's, of those whose final accuracy is within half a point of dense's in the mean.
-fn best_average(records: &[Record]) -> Option<String> {
-    let all: Vec<&Record> = records.iter().collect();
-    let time = |label: &str| {
-        let ratios = |record: &Record| {
-            let Some(setting) = of_label(record, label) else { return Vec::new() };
-            let baselines = &record.baselines;
-            let seconds = |setting: &str, seed| baselines.fixed_seconds(setting, seed);
-            let ratio = |seed: &u64| Some(seconds(&setting, *seed)? / seconds(DENSE, *seed)?);
-            baselines.seeds.iter().filter_map(ratio).collect()
-        };
-        score::mean_of_families(&families(&all, ratios))
-    };
-    let accurate = |label: &String| {
-        let differences =
-            records.iter().filter_map(|record| record.baselines.accuracy_over_dense(&of_label(record, label)?));
-        differences.clone().sum::<f64>() >= -crate::baselines::ACCURACY_POINTS * differences.count() as f64
-    };
-    let timed = labels(records).into_iter().filter(accurate).filter_map(|label| Some((time(&label)?, label)));
-    timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, label)| label)
 }
 
 /// A number's band, by the upper ends of all but the last.
@@ -446,7 +258,9 @@ impl Summary {
         let all: Vec<&Record> = records.iter().collect();
         let against = |label: String| {
             let ratios = |record: &Record| {
-                of_label(record, &label).map_or(Vec::new(), |setting| record.ratios(&record.flexcomm, &setting))
+                let known = of_label(record, &label).map(|setting| record.ratios(&record.flexcomm, &setting));
+                let failed = record.error.as_ref().map(|_| vec![UNREACHED; record.seeds.len()]);
+                known.or(failed).unwrap_or_default()
             };
             Some((label.clone(), score::mean_of_families(&families(&all, ratios))?))
         };
@@ -479,7 +293,7 @@ impl Summary {
             reaction: reaction(records),
             unreached: runs().filter(|run| run.seconds.is_none()).count(),
             errors: runs().filter(|run| run.error.is_some()).count(),
-            failed: of.failed,
+            failed: records.iter().filter(|r| r.error.is_some()).map(|r| r.name.clone()).collect(),
             best_average_fixed: view.best_average,
         }
     }
@@ -534,6 +348,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::baselines::{Baselines, FixedRun, Measure, PhaseBest};
     use crate::families;
+    use crate::fixed::DENSE;
     use crate::reaction::Reactions;
 
     const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
@@ -566,11 +381,11 @@ pub(crate) mod tests {
             recorded: Vec::new(),
         };
         let flexcomm = vec![adapted(1, flexcomm)];
-        Record { name: name.into(), cell, seeds: vec![1], baselines, binary: "a".into(), flexcomm }
+        Record { name: name.into(), cell, seeds: vec![1], baselines, binary: "a".into(), flexcomm, error: None }
     }
 
     pub(crate) fn summary(records: &[Record]) -> Summary {
-        let of = Of { digest: "d".into(), frozen: false, binary: "b".into(), failed: vec!["gone".into()] };
+        let of = Of { digest: "d".into(), frozen: false, binary: "b".into() };
         Summary::new(records, of)
     }
 
@@ -636,8 +451,53 @@ pub(crate) mod tests {
         gone.flexcomm.clear();
         let summary = summary(&[gone]);
         assert_eq!(summary.cells[0].error.as_deref(), Some("missing"));
-        assert_eq!(summary.cells[0].seconds_to_target, 330.0);
+        assert_eq!(summary.cells[0].seconds_to_target, Some(330.0));
         assert!((summary.worst_ratio_to_best_fixed_60s.unwrap() - 6.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_cell_that_failed_counts_three_budgets() {
+        let near =
+            |value: Option<f64>, expected: f64| assert!((value.unwrap() / expected - 1.0).abs() < 1e-9, "{value:?}");
+        let well = || record("a-1", "a", 60.0, 50.0, Some(50.0));
+        let failed = |change: &dyn Fn(&mut Record)| {
+            let mut failed = record("b-1", "b", 60.0, 50.0, None);
+            failed.flexcomm.clear();
+            change(&mut failed);
+            failed.fail("broken".into());
+            let summary = summary(&[failed, well()]);
+            let best = summary.of(Who::Flexcomm, Over::BestFixed).unwrap();
+            assert_eq!(best.worst_cell, "b-1");
+            near(Some(best.geomean), best.worst.sqrt());
+            assert_eq!((summary.failed.clone(), summary.errors, summary.unreached), (vec!["b-1".into()], 1, 1));
+            assert_eq!(summary.worst_ratio_to_best_fixed_60s, Some(best.worst));
+            assert_eq!(summary.best_average_fixed.as_deref(), Some(TOP_K), "of cells that did not fail");
+            assert!(summary.table().contains("FAILED, and counted as three budgets: b-1"), "{}", summary.table());
+            let row = summary.cells[0].clone();
+            assert_eq!((row.cell.as_str(), row.seed, row.error.as_deref()), ("b-1", 1, Some("broken")));
+            near(row.ratio_to_best_fixed, best.worst);
+            assert!(!row.reached);
+            (row, summary.geomean_vs_fixed[TOP_K])
+        };
+        // 330 s over top-k's 50.
+        let (row, over_top_k) = failed(&|_| ());
+        near(row.ratio_to_best_fixed, 6.6);
+        near(Some(over_top_k), 6.6f64.sqrt());
+        assert_eq!(row.seconds_to_target, Some(330.0));
+        // Of two seeds one was played, and only dense, before it failed.
+        let (row, _) = failed(&|failed| {
+            failed.baselines.seeds = vec![1, 2];
+            failed.baselines.fixed.truncate(1);
+            failed.baselines.oracle.clear();
+        });
+        near(row.ratio_to_best_fixed, 3.3);
+        assert_eq!(row.ratio_to_oracle, Some(3.0));
+        // Nothing is known.
+        let (row, over_top_k) = failed(&|failed| {
+            failed.baselines = Baselines { seeds: vec![1], ..Baselines::default() };
+        });
+        assert_eq!((row.seconds_to_target, row.ratio_to_best_fixed, row.ratio_to_dense), (None, Some(3.0), Some(3.0)));
+        near(Some(over_top_k), 3f64.sqrt());
     }
 
     #[test]
@@ -667,11 +527,12 @@ pub(crate) mod tests {
 
     #[test]
     fn the_table_says_it_in_words() {
-        let table =
-            summary(&[record("a-1", "a", 60.0, 50.0, Some(100.0)), record("b-1", "b", 10.0, 50.0, None)]).table();
+        let mut broken = record("b-1", "b", 10.0, 50.0, None);
+        broken.error = Some("broken".into());
+        let table = summary(&[record("a-1", "a", 60.0, 50.0, Some(100.0)), broken]).table();
         for part in [
             "2 cells, 2 runs of flexcomm; cells and truth are NOT the frozen ones",
-            "WITHOUT A RESULT: gone",
+            "FAILED, and counted as three budgets: b-1",
             "each cell's best fixed setting",
             "best average fixed",
             "The best average fixed setting is topk(k=0.01)",

@@ -31,7 +31,7 @@ impl Summary {
             self.digest
         )?;
         if !self.failed.is_empty() {
-            writeln!(out, "WITHOUT A RESULT: {}", self.failed.join(", "))?;
+            writeln!(out, "FAILED, and counted as three budgets: {}", self.failed.join(", "))?;
         }
         writeln!(
             out,
