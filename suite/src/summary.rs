@@ -1,8 +1,8 @@
 //! What all cells say together: `summary.json`.
 
 use crate::adaptive::Experiments;
-use crate::baselines::{Adapted, Record, UNREACHED};
-use crate::fixed;
+use crate::baselines::{ACCURACY_POINTS, Adapted, Record, UNREACHED};
+use crate::fixed::{self, DENSE};
 use crate::ratios::{View, best_average, families, of_label, prediction_errors};
 use crate::score::{self, Interval};
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,32 @@ pub struct Reaction {
     pub unneeded: usize,
 }
 
+/// Final accuracy over dense's with the same seed, of runs without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Accuracy {
+    /// Whose.
+    pub who: Who,
+    /// Of the runs, as a share of images.
+    pub median: f64,
+    /// The least.
+    pub worst: f64,
+    /// Runs more than half a point below dense.
+    pub below: usize,
+    /// Runs.
+    pub runs: usize,
+}
+
+/// Requests, reports and parts of orders that were refused in flexcomm's runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problems {
+    /// In all runs.
+    pub count: usize,
+    /// In how many runs.
+    pub runs: usize,
+    /// The first: its cell, seed and reason.
+    pub first: Option<String>,
+}
+
 /// Where most of the time over the oracle's goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -226,6 +252,10 @@ pub struct Summary {
     pub experiments: Spent,
     /// From changes to better strategies.
     pub reaction: Reaction,
+    /// Of flexcomm and the controls.
+    pub accuracy_over_dense: Vec<Accuracy>,
+    /// What was refused.
+    pub problems: Problems,
     /// Flexcomm's runs that do not reach the target, those with errors among them.
     pub unreached: usize,
     /// Flexcomm's runs that ended with an error.
@@ -291,6 +321,8 @@ impl Summary {
             worst,
             experiments: spent(records),
             reaction: reaction(records),
+            accuracy_over_dense: Who::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
+            problems: problems(records),
             unreached: runs().filter(|run| run.seconds.is_none()).count(),
             errors: runs().filter(|run| run.error.is_some()).count(),
             failed: records.iter().filter(|r| r.error.is_some()).map(|r| r.name.clone()).collect(),
@@ -314,6 +346,39 @@ fn worst_of(view: &View<'_>, record: &Record) -> Option<Worst> {
     let (cause, share) = view.cause(record).unzip();
     let errors = record.flexcomm.iter().filter(|run| run.error.is_some()).count();
     Some(Worst { cell: record.name.clone(), ratio, cause, share, errors })
+}
+
+fn accuracy(records: &[Record], who: Who) -> Option<Accuracy> {
+    let runs = |record: &'_ Record| match who {
+        Who::Flexcomm => record.flexcomm.clone(),
+        Who::Oracle => record.baselines.oracle.clone(),
+        Who::Random => record.baselines.random.clone(),
+        Who::BestAverageFixed | Who::RecordedPlanner => Vec::new(),
+    };
+    let over = |record: &Record| {
+        let over = |run: Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
+        runs(record).into_iter().filter_map(over).collect::<Vec<f64>>()
+    };
+    let all: Vec<f64> = records.iter().flat_map(over).collect();
+    Some(Accuracy {
+        who,
+        median: score::quantile(&all, 0.5)?,
+        worst: score::quantile(&all, 0.0)?,
+        below: all.iter().filter(|over| **over < -ACCURACY_POINTS).count(),
+        runs: all.len(),
+    })
+}
+
+fn problems(records: &[Record]) -> Problems {
+    let mut all = Problems::default();
+    for record in records {
+        for run in record.flexcomm.iter().filter(|run| !run.problems.is_empty()) {
+            (all.count, all.runs) = (all.count + run.problems.len(), all.runs + 1);
+            let first = || format!("{}, seed {}: {}", record.name, run.seed, run.problems[0]);
+            all.first.get_or_insert_with(first);
+        }
+    }
+    all
 }
 
 fn spent(records: &[Record]) -> Spent {
@@ -348,7 +413,6 @@ pub(crate) mod tests {
     use super::*;
     use crate::baselines::{Baselines, FixedRun, Measure, PhaseBest};
     use crate::families;
-    use crate::fixed::DENSE;
     use crate::reaction::Reactions;
 
     const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
@@ -498,6 +562,32 @@ pub(crate) mod tests {
         });
         assert_eq!((row.seconds_to_target, row.ratio_to_best_fixed, row.ratio_to_dense), (None, Some(3.0), Some(3.0)));
         near(Some(over_top_k), 3f64.sqrt());
+    }
+
+    #[test]
+    fn accuracy_is_held_to_that_of_dense_and_what_was_refused_is_told() {
+        let mut records: Vec<Record> =
+            ["a-1", "a-2", "a-3"].map(|name| record(name, "a", 60.0, 50.0, Some(50.0))).into();
+        // Dense's is 0.9.
+        let accuracies = [Some(0.8949), Some(0.91), None];
+        records.iter_mut().zip(accuracies).for_each(|(record, accuracy)| record.flexcomm[0].accuracy = accuracy);
+        records[1].flexcomm[0].problems = vec!["no such job".into(), "too late".into()];
+        let summary = summary(&records);
+        let [flexcomm, oracle, random] = &summary.accuracy_over_dense[..] else { panic!("three") };
+        assert_eq!((flexcomm.who, flexcomm.below, flexcomm.runs), (Who::Flexcomm, 1, 2));
+        assert!((flexcomm.worst + 0.0051).abs() < 1e-9 && (flexcomm.median - 0.00245).abs() < 1e-9, "{flexcomm:?}");
+        assert_eq!((oracle.who, oracle.below, oracle.runs, oracle.worst), (Who::Oracle, 0, 3, 0.0));
+        assert_eq!(random.who, Who::Random);
+        let first = Some("a-2, seed 1: no such job".into());
+        assert_eq!(summary.problems, Problems { count: 2, runs: 1, first });
+        let table = summary.table();
+        for part in [
+            "final accuracy over dense's      +0.25 points at the median, -0.51 at worst, 1 of 2 runs below -0.5",
+            "the same, of the oracle          +0.00 points",
+            "refused requests and orders      2 in 1 runs; the first: a-2, seed 1: no such job",
+        ] {
+            assert!(table.contains(part), "no {part:?} in {table}");
+        }
     }
 
     #[test]

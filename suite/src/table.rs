@@ -2,7 +2,7 @@
 
 use crate::adaptive::Experiments;
 use crate::score::Interval;
-use crate::summary::{Compared, Over, Reaction, Spread, Summary, Who, Worst};
+use crate::summary::{Accuracy, Compared, Problems, Over, Reaction, Spread, Summary, Who, Worst};
 use std::fmt::Write;
 
 /// What no cell shows, whatever its numbers.
@@ -112,6 +112,22 @@ impl Summary {
             "  changes of the network           {made} answered, {missed} not answered, {unneeded} asked for nothing"
         )?;
         writeln!(out, "  predicted t_sync is wrong by     {}", percent(self.prediction_error))?;
+        for Accuracy { who, median, worst, below, runs } in &self.accuracy_over_dense {
+            let title = match who {
+                Who::Flexcomm => "final accuracy over dense's".to_owned(),
+                control => format!("the same, of the {}", control.name()),
+            };
+            let (median, worst) = (100.0 * median, 100.0 * worst);
+            writeln!(
+                out,
+                "  {title:<33}{median:+.2} points at the median, {worst:+.2} at worst, {below} of {runs} runs below -0.5"
+            )?;
+        }
+        let Problems { count, runs, first } = &self.problems;
+        let example = first.as_ref().map_or(String::new(), |first| {
+            format!(" in {runs} runs; the first: {}", first.chars().take(70).collect::<String>())
+        });
+        writeln!(out, "  refused requests and orders      {count}{example}")?;
         writeln!(
             out,
             "  target not reached               {} runs, {} of them with an error",
