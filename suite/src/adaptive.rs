@@ -41,17 +41,17 @@ pub trait Beside {
         0.0
     }
 
-    /// What the decisions so far promised.
+    /// What decisions promised so far, and what looks that kept the strategy in force predicted of it, each oldest first.
     fn promised(&self) -> Vec<Promise> {
         Vec::new()
     }
 }
 
-/// What a decision says that its strategy takes.
+/// What a decision says that its strategy takes, or a look that the one in force does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Promise {
-    /// Of the decision.
-    pub version: u64,
+    /// Of the decision; none of a look.
+    pub version: Option<u64>,
     /// When it was made, seconds since the start.
     pub at_s: f64,
     /// Its strategy.
@@ -75,7 +75,7 @@ pub struct Ran {
     pub switches: Vec<Switch>,
     /// What was spent to find out.
     pub experiments: Experiments,
-    /// What decisions promised against what came.
+    /// What was predicted against what came: of each decision, and of the strategy in force after each change of the network.
     pub predictions: Vec<Prediction>,
     /// Requests, reports and parts of orders that were refused, with the reasons.
     pub problems: Vec<String>,
@@ -105,16 +105,16 @@ pub struct Experiments {
     pub cpu_seconds: f64,
 }
 
-/// A decision's promise and the truth.
+/// What was predicted and the truth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// When it was made, seconds since the start.
     pub at_s: f64,
-    /// Its strategy.
+    /// Of which strategy.
     pub strategy: String,
     /// Seconds of synchronisation in a step (t_sync), as predicted.
     pub predicted_s: f64,
-    /// And in the mean over the steps until the next switch or the next change of the network.
+    /// And in the mean over the steps from then on, until the next switch or the next change of the network.
     pub true_s: f64,
 }
 
@@ -158,7 +158,9 @@ pub fn run<B: Beside>(
     ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
-    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes());
+    let (promised, changes) = (beside.promised(), cell.changes());
+    ran.predictions = ran.kept(&promised, &syncs, &changes);
+    ran.predictions.extend(ran.believed(&promised, &syncs, &changes));
     Ok(ran)
 }
 
@@ -178,7 +180,7 @@ impl Ran {
     /// one does or the network changes.
     fn kept(&self, promises: &[Promise], syncs: &[f64], changes: &[f64]) -> Vec<Prediction> {
         let predicted = |promise: &Promise| {
-            let at = self.switches.iter().position(|switch| switch.version == promise.version)?;
+            let at = self.switches.iter().position(|switch| Some(switch.version) == promise.version)?;
             let Switch { step, at_s, ref strategy, .. } = self.switches[at];
             let last = self.switches.get(at + 1).map_or(u64::MAX, |next| next.step);
             let change = changes.iter().copied().find(|change| *change > at_s).unwrap_or(f64::INFINITY);
@@ -189,6 +191,27 @@ impl Ran {
             Some(Prediction { at_s: promise.at_s, strategy: strategy.clone(), predicted_s: promise.sync_s, true_s })
         };
         promises.iter().filter_map(predicted).collect()
+    }
+
+    /// Of each time from a change of the network to the next one or to a switch: what the newest look of its first half predicted of the
+    /// strategy in force, with the mean of `syncs` over the steps of its second half.
+    fn believed(&self, promises: &[Promise], syncs: &[f64], changes: &[f64]) -> Vec<Prediction> {
+        let end = self.ends.last().copied().unwrap_or(0.0);
+        let predicted = |(at, from): (usize, &f64)| {
+            let in_force = self.switches.iter().rfind(|switch| switch.at_s <= *from)?;
+            let switched = self.switches.iter().map(|switch| switch.at_s).find(|switch| switch > from);
+            let until = [changes.get(at + 1).copied(), switched].into_iter().flatten().fold(end, f64::min);
+            let half = (from + until) / 2.0;
+            let is_of = |look: &&Promise| (*from..=half).contains(&look.at_s) && look.version.is_none();
+            let newest = promises.iter().filter(is_of).next_back();
+            let look = newest.filter(|look| look.strategy.to_string() == in_force.strategy)?;
+            let first = 1 + self.ends.partition_point(|ended| *ended < half);
+            let steps = syncs.get(first..self.ends.partition_point(|ended| *ended <= until))?;
+            let true_s = (!steps.is_empty()).then(|| steps.iter().sum::<f64>() / steps.len() as f64)?;
+            let strategy = in_force.strategy.clone();
+            Some(Prediction { at_s: look.at_s, strategy, predicted_s: look.sync_s, true_s })
+        };
+        changes.iter().enumerate().take_while(|(_, from)| **from < end).filter_map(predicted).collect()
     }
 }
 
@@ -249,5 +272,39 @@ impl Beside for Script {
             reason: String::new(),
         };
         Some(JobOrders { job, decision: Some(DecisionOrder::from(&decision)), trial: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of 1 s; the network changes at 10, 20 and 30 s, the run ends at 34 s, and there is a switch at 16 s.
+    #[test]
+    fn what_is_in_force_after_a_change_is_rated() {
+        let (other, dense) = ("fp16/dense-ring".parse().unwrap(), Strategy::DENSE_RING);
+        let switch = |step: u64, strategy: Strategy| {
+            Switch { step, at_s: step as f64, version: step, strategy: strategy.to_string() }
+        };
+        let ends = (1..=34).map(f64::from).collect();
+        let ran = Ran { ends, switches: vec![switch(0, dense), switch(16, other)], ..Ran::default() };
+        let look = |at_s, strategy, sync_s| Promise { version: None, at_s, strategy, sync_s };
+        let decision = Promise { version: Some(16), ..look(14.0, other, 7.0) };
+        let looks = [
+            look(9.9, dense, 9.0),
+            look(11.0, dense, 1.0),
+            look(12.5, dense, 2.0),
+            decision,
+            look(13.5, dense, 3.0),
+            // Of what is no longer in force.
+            look(25.0, dense, 4.0),
+            look(31.0, other, 5.0),
+        ];
+        let syncs: Vec<f64> = (0..34).map(f64::from).collect();
+        let rated = ran.believed(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]);
+        let rated: Vec<_> = rated.iter().map(|p| (p.at_s, p.predicted_s, p.true_s)).collect();
+        // Halves at 13 and 32 s: steps 13 to 15 (that from 13 to 14 s is number 13), and 32 and 33.
+        assert_eq!(rated, [(12.5, 2.0, 14.0), (31.0, 5.0, 32.5)]);
+        assert_eq!(ran.kept(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]).len(), 1, "the decision");
     }
 }

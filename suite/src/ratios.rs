@@ -175,8 +175,8 @@ pub(crate) fn families(records: &[&Record], ratios: impl Fn(&Record) -> Vec<f64>
 }
 
 pub(crate) fn prediction_errors(runs: &[Adapted]) -> Vec<f64> {
-    let predictions = runs.iter().flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0);
-    predictions.map(|p| (p.predicted_s / p.true_s - 1.0).abs()).collect()
+    let predictions = runs.iter().flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0 && p.predicted_s > 0.0);
+    predictions.map(|p| score::apart(p.predicted_s, p.true_s)).collect()
 }
 
 /// Labels of the fixed settings that ran in all of these cells, in the order of the first.

@@ -73,6 +73,11 @@ pub fn geometric_mean(ratios: impl IntoIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| (sum / f64::from(count)).exp())
 }
 
+/// How far two positive numbers are apart, as a share of the smaller one: twice as much and half as much are both 1.
+pub fn apart(a: f64, b: f64) -> f64 {
+    (a / b).ln().abs().exp() - 1.0
+}
+
 /// The value below which this share of the values lies, between ranks by a straight line; none of no values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -176,6 +181,12 @@ mod tests {
             [0.0, 1.0, 2.5, 3.0, 3.5].map(|s| seconds_at(&ends, s)),
             [Some(0.0), Some(1.0), Some(3.0), Some(4.0), None]
         );
+    }
+
+    #[test]
+    fn twice_as_much_is_as_far_as_half() {
+        assert!([apart(2.0, 1.0), apart(1.0, 2.0)].iter().all(|share| (share - 1.0).abs() < 1e-12));
+        assert_eq!(apart(3.0, 3.0), 0.0);
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl Beside for Recorder {
     }
 
     fn promised(&self) -> Vec<Promise> {
-        vec![Promise { version: 1, at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
+        vec![Promise { version: Some(1), at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
     }
 }
 

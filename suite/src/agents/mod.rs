@@ -289,10 +289,15 @@ impl Beside for Agents {
         let job = self.nodes.first().and_then(Node::job);
         let made = job.map_or(Ok(Vec::new()), |job| self.desk.controller.decisions(job)).unwrap_or_default();
         let promise = |made: flexcomm_controller::MadeDecision| {
-            let sync_s = made.predicted?.t_sync_s;
-            Some(Promise { version: made.version.0, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
+            let (sync_s, version) = (made.predicted?.t_sync_s, Some(made.version.0));
+            Some(Promise { version, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
         };
-        made.into_iter().filter_map(promise).collect()
+        let looks = job.map_or(&[][..], |job| self.desk.controller.looks(job));
+        let predicted = |look: &flexcomm_controller::Look| {
+            let (strategy, sync_s) = look.in_force?;
+            Some(Promise { version: None, at_s: look.at.as_secs_f64(), strategy, sync_s })
+        };
+        made.into_iter().filter_map(promise).chain(looks.iter().filter_map(predicted)).collect()
     }
 }
 
