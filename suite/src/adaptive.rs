@@ -75,6 +75,8 @@ pub struct Ran {
     pub switches: Vec<Switch>,
     /// What was spent to find out.
     pub experiments: Experiments,
+    /// When that took time of the job.
+    pub delays: Vec<Delay>,
     /// What was predicted against what came: of each decision, and of the strategy in force after each change of the network.
     pub predictions: Vec<Prediction>,
     /// Requests, reports and parts of orders that were refused, with the reasons.
@@ -99,10 +101,22 @@ pub struct Switch {
 pub struct Experiments {
     /// Of live trials, in which nothing was learned.
     pub seconds: f64,
+    /// By which shadow trials made steps longer, if nothing else was waited for meanwhile.
+    #[serde(default)]
+    pub shadow_seconds: f64,
     /// That all ranks sent in trials, and agents in throughput tests.
     pub bytes: f64,
     /// Of all ranks' cores, for trials and for shadow trials.
     pub cpu_seconds: f64,
+}
+
+/// Time that a live trial's iteration took, or a step longer for shadow trials.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Delay {
+    /// When that iteration or step ended, seconds since the start.
+    pub at_s: f64,
+    /// How long.
+    pub seconds: f64,
 }
 
 /// What was predicted and the truth.
@@ -165,10 +179,21 @@ pub fn run<B: Beside>(
 }
 
 impl Ran {
+    /// As it was at a time, as far as that is seen by when steps ended.
+    pub(crate) fn until(&self, at_s: f64) -> Self {
+        let ends = self.ends[..self.ends.partition_point(|end| *end <= at_s)].to_vec();
+        let delays = self.delays.iter().copied().filter(|delay| delay.at_s <= at_s).collect();
+        Self { ends, delays, switches: self.switches.clone(), ..Self::default() }
+    }
+
     fn spend(&mut self, ticked: &Ticked, seconds: f64) {
+        let is_trial = ticked.tick.trial.is_some();
+        let delay = Delay { at_s: ticked.ended, seconds: if is_trial { seconds } else { ticked.shadows_s } };
+        self.delays.extend((delay.seconds > 0.0).then_some(delay));
         let spent = &mut self.experiments;
+        spent.shadow_seconds += ticked.shadows_s;
         spent.cpu_seconds += ticked.shadows_s * ticked.costs.len() as f64;
-        if ticked.tick.trial.is_some() {
+        if is_trial {
             spent.seconds += seconds;
             spent.bytes += ticked.costs.iter().map(|costs| costs.bytes as f64).sum::<f64>();
             spent.cpu_seconds +=

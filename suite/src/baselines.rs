@@ -112,9 +112,21 @@ pub struct Adapted {
     pub predictions: Vec<Prediction>,
     /// How it followed the network's changes.
     pub reactions: Reactions,
+    /// To the target, or to what counts where it is not reached.
+    #[serde(default)]
+    pub lost: Lost,
     /// Requests, reports and parts of orders that were refused, with the reasons.
     #[serde(default)]
     pub problems: Vec<String>,
+}
+
+/// Seconds that a run lost before its end as it counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lost {
+    /// See [`Reactions::lost_s`].
+    pub waiting_s: f64,
+    /// By live trials and shadow trials.
+    pub exploring_s: f64,
 }
 
 /// The fixed settings in a phase.

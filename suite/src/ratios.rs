@@ -133,14 +133,16 @@ impl View<'_> {
         let mut lost = 0.0;
         let error = Spread::of(&prediction_errors(&record.flexcomm)).median;
         for run in &record.flexcomm {
-            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed)?;
-            let (seconds, best) = (self.seconds(record, Who::Flexcomm, run.seed)?, oracle.seconds?);
+            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed);
+            let seconds = self.seconds(record, Who::Flexcomm, run.seed);
+            let reached = oracle.and_then(|oracle| oracle.seconds.zip(oracle.steps));
+            let Some((seconds, (best, best_steps))) = seconds.zip(reached) else { continue };
             lost += seconds - best;
-            let more_steps = run.steps.zip(oracle.steps).map_or(0.0, |(own, best)| (own - best).max(0.0));
+            let more_steps = run.steps.map_or(0.0, |own| (own - best_steps).max(0.0));
             let known = [
-                (Cause::Waiting, run.reactions.lost_s),
-                (Cause::Exploring, run.experiments.seconds),
-                (Cause::WrongGain, more_steps * best / oracle.steps?),
+                (Cause::Waiting, run.lost.waiting_s),
+                (Cause::Exploring, run.lost.exploring_s),
+                (Cause::WrongGain, more_steps * best / best_steps),
             ];
             let slower = seconds - best - known.iter().map(|(_, seconds)| seconds).sum::<f64>();
             known.into_iter().for_each(|(cause, seconds)| *causes.entry(cause).or_default() += seconds);

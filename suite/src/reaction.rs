@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Reactions {
     /// Seconds from a change to a better strategy, where there was one to be found and it came before the next change.
     pub after_s: Vec<f64>,
-    /// Changes after which no better one came.
+    /// Changes after which no better one came before the next change.
     pub missed: usize,
     /// Changes after which the strategy in force was a good one.
     pub unneeded: usize,
@@ -64,7 +64,8 @@ pub fn of(ran: &Ran, cell: &Cell, phases: &[PhaseBest]) -> Reactions {
         all.lost_s += spells[..until].iter().map(|spell| spell.steps * (spell.step_s - then_s).max(0.0)).sum::<f64>();
         match found {
             Some(at) => all.after_s.push(spells[at].from_s - changed),
-            None => all.missed += 1,
+            // One that the run did not see to its end might have been answered.
+            None => all.missed += usize::from(changes.get(first.phase).is_some_and(|end| ran.ends.last() >= Some(end))),
         }
     }
     all
@@ -77,12 +78,12 @@ mod tests {
     use crate::families;
 
     /// Phases of 10 s. Steps take 1 s at first; after the first change 2 s until a switch to 0.5 s; after the second one 0.5 s, which
-    /// is the best; after the third 2 s with nothing done.
+    /// is the best; after the third 2 s with nothing done, and the run ends so after the fourth.
     #[test]
     fn reactions_are_read_off_step_times() {
         let mut cell = families::drawn()[0].clone();
         cell.phases.iter_mut().for_each(|phase| phase.seconds = 10.0);
-        let steps = [1.0; 10].into_iter().chain([2.0; 3]).chain([0.5; 8]).chain([0.5; 20]).chain([2.0; 5]);
+        let steps = [1.0; 10].into_iter().chain([2.0; 3]).chain([0.5; 8]).chain([0.5; 20]).chain([2.0; 7]);
         let ends: Vec<f64> = steps
             .scan(0.0, |at, seconds| {
                 Some({
@@ -97,6 +98,9 @@ mod tests {
         let reactions = of(&ran, &cell, &phases);
         assert_eq!(reactions.after_s, [6.0]);
         assert_eq!((reactions.unneeded, reactions.missed), (1, 1));
-        assert!((reactions.lost_s - (3.0 * 1.5 + 5.0 * 1.5)).abs() < 1e-9, "{reactions:?}");
+        assert!((reactions.lost_s - (3.0 * 1.5 + 7.0 * 1.5)).abs() < 1e-9, "{reactions:?}");
+        // Two of the slow steps are over by then, and the switch is not seen.
+        let lost_s = of(&ran.until(14.5), &cell, &phases).lost_s;
+        assert!((lost_s - 2.0 * 1.5).abs() < 1e-9, "{lost_s}");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::adaptive::{self, Change, Ran};
 use crate::agents::Agents;
-use crate::baselines::{Adapted, Baselines, Course, Record, oracle_script, random_script};
+use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
 use crate::files;
 use crate::fixed::{self, Curves, DENSE, Library};
@@ -353,6 +353,12 @@ impl Who {
 fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
     let course = Course::new(&ran.ends, &ran.losses);
     let reached = course.reached(record.baselines.measure(seed).context("dense comes first")?.target);
+    let counted = record.baselines.counted(seed, reached.map(|r| r.seconds)).context("dense comes first")?;
+    let (until, phases) = (ran.until(counted), &record.baselines.phases);
+    let lost = Lost {
+        waiting_s: reaction::of(&until, &record.cell, phases).lost_s,
+        exploring_s: until.delays.iter().map(|delay| delay.seconds).sum(),
+    };
     Ok(Adapted {
         seed,
         error: None,
@@ -360,7 +366,8 @@ fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
         seconds: reached.map(|r| r.seconds),
         accuracy: Some(ran.accuracy),
         line: course.line(),
-        reactions: reaction::of(&ran, &record.cell, &record.baselines.phases),
+        reactions: reaction::of(&ran, &record.cell, phases),
+        lost,
         switches: ran.switches,
         experiments: ran.experiments,
         predictions: ran.predictions,
@@ -406,6 +413,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adaptive::{Delay, Experiments};
     use crate::baselines::PhaseBest;
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
@@ -480,7 +488,10 @@ mod tests {
                 calls.fetch_add(1, Ordering::Relaxed);
                 assert!(seed != 2 || who != Who::Flexcomm, "made to fail");
                 let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
-                Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+                let delays = [0.5, 1.2, 4.0].map(|at_s| Delay { at_s, seconds: if at_s > 1.0 { 0.5 } else { 0.25 } });
+                let experiments = Experiments { seconds: 2.0, ..Experiments::default() };
+                let (losses, delays) = (vec![2.0, 1.0, 0.5], delays.to_vec());
+                Ok(Ran { ends, losses, accuracy: 0.9, delays, experiments, ..Ran::default() })
             };
             let images = Shared::synthetic(&[2]);
             Suite {
@@ -531,6 +542,8 @@ mod tests {
         assert_eq!(second.error.as_deref(), Some("panicked: made to fail"));
         let top_k = |seed| baselines.fixed_seconds(TOP_K, seed).unwrap();
         let budget = baselines.measure(2).unwrap().budget_s;
+        // Of what it lost in the whole run only what it did before its target.
+        assert!(first.lost.exploring_s == 0.75 && first.experiments.seconds == 2.0, "{:?}", first.lost);
         let ratios = record.ratios(&record.flexcomm, TOP_K);
         let expected = [1.5 / top_k(1), 3.0 * budget / top_k(2)];
         assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");

@@ -182,7 +182,7 @@ pub struct Problems {
 pub enum Cause {
     /// Steps under a worse strategy after changes of the network.
     Waiting,
-    /// Live trials.
+    /// Live trials, and steps that shadow trials made longer.
     Exploring,
     /// More steps than the oracle: what compression costs in learning was taken for less.
     WrongGain,
@@ -389,7 +389,7 @@ fn spent(records: &[Record]) -> Spent {
     let share = |run: &&Adapted| Some(run.experiments.seconds / run.line.at_s.last().filter(|end| **end > 0.0)?);
     let shares: Vec<f64> = runs.iter().filter_map(share).collect();
     let mean =
-        Experiments { seconds: mean(|e| e.seconds), bytes: mean(|e| e.bytes), cpu_seconds: mean(|e| e.cpu_seconds) };
+        Experiments { seconds: mean(|e| e.seconds), shadow_seconds: mean(|e| e.shadow_seconds), bytes: mean(|e| e.bytes), cpu_seconds: mean(|e| e.cpu_seconds) };
     Spent { mean, share_of_time: Spread::of(&shares) }
 }
 
@@ -600,9 +600,9 @@ pub(crate) mod tests {
             (worst.cause, worst.share.map(|share| (share * 60.0).round()))
         };
         // Of the 60 s more than the oracle's 40.
-        let waited = |run: &mut Adapted| run.reactions = Reactions { lost_s: 45.0, ..Reactions::default() };
+        let waited = |run: &mut Adapted| run.lost.waiting_s = 45.0;
         assert_eq!(of(&waited), (Some(Cause::Waiting), Some(45.0)));
-        assert_eq!(of(&|run| run.experiments.seconds = 31.0), (Some(Cause::Exploring), Some(31.0)));
+        assert_eq!(of(&|run| run.lost.exploring_s = 31.0), (Some(Cause::Exploring), Some(31.0)));
         assert_eq!(of(&|run| run.steps = Some(2000.0)), (Some(Cause::WrongGain), Some(40.0)));
         let predicted = |predicted_s: f64| {
             move |run: &mut Adapted| {
@@ -612,6 +612,15 @@ pub(crate) mod tests {
         };
         assert_eq!(of(&predicted(0.5)).0, Some(Cause::WrongLink));
         assert_eq!(of(&predicted(1.1)).0, Some(Cause::WrongCost));
+        // What came after the target is in none.
+        let late = Reactions { lost_s: 50.0, ..Reactions::default() };
+        assert_eq!(of(&|run| (run.reactions, run.experiments.seconds) = (late.clone(), 50.0)).0, None);
+        // A seed in which the oracle does not reach the target tells nothing, the other does.
+        let mut two = record("a-1", "a", 60.0, 50.0, Some(100.0));
+        two.flexcomm[0].lost.waiting_s = 45.0;
+        two.baselines.oracle.insert(0, adapted(2, None));
+        two.flexcomm.insert(0, adapted(2, Some(100.0)));
+        assert_eq!(summary(&[two]).worst[0].cause, Some(Cause::Waiting));
         assert_eq!(of(&|_| ()).0, None, "nothing tells");
         assert_eq!(of(&|run| run.seconds = Some(39.0)).0, None, "nothing is lost");
     }

@@ -95,13 +95,14 @@ impl Summary {
         let percent = |spread: Spread| {
             format!("{} % at the median, {} % at p95", number(spread.median, 100.0), number(spread.p95, 100.0))
         };
-        let Experiments { seconds, bytes, cpu_seconds } = self.experiments.mean;
+        let Experiments { seconds, shadow_seconds, bytes, cpu_seconds } = self.experiments.mean;
         let gigabytes = bytes / 1e9;
         writeln!(out, "\nFlexcomm's runs")?;
         writeln!(out, "  live trials, of a run's time     {}", percent(self.experiments.share_of_time))?;
         writeln!(
             out,
-            "  experiments in the mean of runs  {seconds:.1} s, {gigabytes:.2} GB, {cpu_seconds:.1} s of cores"
+            "  experiments in the mean of runs  {seconds:.1} s and {shadow_seconds:.1} s of shadow trials, {gigabytes:.2} GB, \
+             {cpu_seconds:.1} s of cores"
         )?;
         let Reaction { seconds, share_of_phase, made, missed, unneeded } = self.reaction;
         let (median, p95) = (number(seconds.median, 1.0), number(seconds.p95, 1.0));

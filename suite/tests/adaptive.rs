@@ -177,6 +177,9 @@ fn a_trial_takes_time_and_leaves_no_trace_in_what_is_learned() {
     assert!((spent.seconds - (with.ends[99] - without.ends[99])).abs() < 0.2, "{spent:?}");
     assert!(spent.seconds > 1.0 && spent.bytes > 1e6 && spent.cpu_seconds > 0.05 * 20.0 * WORLD as f64, "{spent:?}");
     assert_eq!(without.experiments, Default::default());
+    let delays: f64 = with.delays.iter().map(|delay| delay.seconds).sum();
+    assert!(spent.shadow_seconds > 0.0 && (delays - spent.seconds - spent.shadow_seconds).abs() < 1e-9, "{spent:?}");
+    assert!(without.delays.is_empty() && with.delays.is_sorted_by(|a, b| a.at_s < b.at_s));
 }
 
 fn shadowed(report: &TrialReport) -> usize {
