@@ -308,8 +308,11 @@ mod tests {
     #[test]
     fn what_is_in_force_after_a_change_is_rated() {
         let (other, dense) = ("fp16/dense-ring".parse().unwrap(), Strategy::DENSE_RING);
-        let switch = |step: u64, strategy: Strategy| {
-            Switch { step, at_s: step as f64, version: step, strategy: strategy.to_string() }
+        let switch = |step: u64, strategy: Strategy| Switch {
+            step,
+            at_s: step as f64,
+            version: step,
+            strategy: strategy.to_string(),
         };
         let ends = (1..=34).map(f64::from).collect();
         let ran = Ran { ends, switches: vec![switch(0, dense), switch(16, other)], ..Ran::default() };

@@ -268,8 +268,7 @@ impl Suite {
             return None;
         }
         let ratios = record.ratios(&record.flexcomm, record.baselines.best_fixed()?);
-        let interval = score::bootstrap(&vec![vec![ratios]], 1)?;
-        Some((interval.high / interval.low).ln() / 2.0).filter(|half| *half > WIDE)
+        score::half_width(&ratios).filter(|half| *half > WIDE)
     }
 
     /// Adds a run that adapts, unless it is there.
@@ -418,6 +417,7 @@ mod tests {
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
     use crate::ranks::Model;
+    use crate::steps::Stragglers;
     use flexcomm_domain::Strategy;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
     use tempfile::TempDir;
@@ -656,6 +656,16 @@ mod tests {
         assert_eq!((record.flexcomm.len(), record.baselines.oracle.len(), record.baselines.random.len()), (4, 4, 2));
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
         assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
+        // The range of three is not wide, the interval of their mean is.
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Who| {
+            let step_s = [1.0, 1.04, 1.08][(seed as usize - 1) % 3] * 0.1;
+            let ends = (1..=50).map(|step| f64::from(step) * step_s).collect();
+            Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+        };
+        let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
+        let (results, even) = (world.path("even"), Cell { stragglers, ..cell() });
+        let suite = Suite { decided: Box::new(decided), most_seeds: 4, results, ..world.suite() };
+        assert_eq!(whole(suite.cell(&Job { cell: even, seeds: vec![1, 2, 3] })).seeds, [1, 2, 3, 4]);
         // All the same: no further seed.
         let suite = Suite { most_seeds: 4, ..world.suite() };
         assert_eq!(whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).seeds, [1]);

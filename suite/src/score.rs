@@ -97,6 +97,17 @@ pub struct Interval {
     pub high: f64,
 }
 
+/// Half of the 95 % interval of a geometric mean of few ratios, as a logarithm, by Student's t; none of fewer than two. The bootstrap
+/// of three values covers but three quarters.
+pub fn half_width(ratios: &[f64]) -> Option<f64> {
+    /// 97.5 % quantiles for 1, 2, ... degrees of freedom.
+    const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    let (count, freedom) = (ratios.len() as f64, ratios.len().checked_sub(1).filter(|freedom| *freedom > 0)?);
+    let mean = mean(ratios.iter().map(|ratio| ratio.ln()));
+    let squares: f64 = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum();
+    Some(T[freedom.min(T.len()) - 1] * (squares / freedom as f64 / count).sqrt())
+}
+
 /// Ratios by family, by cell, by seed. A cell without ratios counts as none.
 pub type Families = Vec<Vec<Vec<f64>>>;
 
@@ -187,6 +198,15 @@ mod tests {
     fn twice_as_much_is_as_far_as_half() {
         assert!([apart(2.0, 1.0), apart(1.0, 2.0)].iter().all(|share| (share - 1.0).abs() < 1e-12));
         assert_eq!(apart(3.0, 3.0), 0.0);
+    }
+
+    #[test]
+    fn few_ratios_have_a_wide_interval() {
+        let logs = [0.0f64, 0.05, 0.1];
+        // A standard deviation of 0.05, of the mean 0.05 / √3.
+        let half = half_width(&logs.map(f64::exp)).unwrap();
+        assert!((half - 4.303 * 0.05 / 3f64.sqrt()).abs() < 1e-9, "{half}");
+        assert!(half_width(&[1.0]).is_none() && half_width(&[2.0; 30]).unwrap() < 1e-12);
     }
 
     #[test]

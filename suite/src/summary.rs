@@ -388,8 +388,12 @@ fn spent(records: &[Record]) -> Spent {
     let mean = |of: fn(&Experiments) -> f64| runs.iter().map(|run| of(&run.experiments)).sum::<f64>() / count;
     let share = |run: &&Adapted| Some(run.experiments.seconds / run.line.at_s.last().filter(|end| **end > 0.0)?);
     let shares: Vec<f64> = runs.iter().filter_map(share).collect();
-    let mean =
-        Experiments { seconds: mean(|e| e.seconds), shadow_seconds: mean(|e| e.shadow_seconds), bytes: mean(|e| e.bytes), cpu_seconds: mean(|e| e.cpu_seconds) };
+    let mean = Experiments {
+        seconds: mean(|e| e.seconds),
+        shadow_seconds: mean(|e| e.shadow_seconds),
+        bytes: mean(|e| e.bytes),
+        cpu_seconds: mean(|e| e.cpu_seconds),
+    };
     Spent { mean, share_of_time: Spread::of(&shares) }
 }
 

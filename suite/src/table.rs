@@ -2,7 +2,7 @@
 
 use crate::adaptive::Experiments;
 use crate::score::Interval;
-use crate::summary::{Accuracy, Compared, Problems, Over, Reaction, Spread, Summary, Who, Worst};
+use crate::summary::{Accuracy, Compared, Over, Problems, Reaction, Spread, Summary, Who, Worst};
 use std::fmt::Write;
 
 /// What no cell shows, whatever its numbers.
