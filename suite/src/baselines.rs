@@ -157,9 +157,20 @@ pub struct Baselines {
     pub oracle: Vec<Adapted>,
     /// Runs by chance.
     pub random: Vec<Adapted>,
-    /// Runs of the planner that was recorded with these baselines.
+    /// Runs of the planner that all others are compared with.
     #[serde(default)]
-    pub recorded: Vec<Adapted>,
+    pub recorded_planner: Option<RecordedPlanner>,
+}
+
+/// Flexcomm's runs in a cell by the program of one commit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedPlanner {
+    /// Whose planner decided.
+    pub commit: String,
+    /// Of the program.
+    pub binary: String,
+    /// One for each seed.
+    pub runs: Vec<Adapted>,
 }
 
 /// Everything of a cell.
@@ -195,6 +206,11 @@ impl Baselines {
     pub fn counted(&self, seed: u64, seconds: Option<f64>) -> Option<f64> {
         let most = UNREACHED * self.measure(seed)?.budget_s;
         Some(seconds.map_or(most, |seconds| seconds.min(most)))
+    }
+
+    /// Runs of the recorded planner; none where none is recorded.
+    pub fn recorded(&self) -> &[Adapted] {
+        self.recorded_planner.as_ref().map_or(&[], |planner| &planner.runs)
     }
 
     /// A fixed setting's run.

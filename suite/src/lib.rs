@@ -5,7 +5,7 @@
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
 //! [`run`] does both for all cells and keeps a file for each ([`files`]); [`score`] makes seconds to a target and ratios of them,
 //! `ratios` compares cells, [`reaction`] makes times from changes to better strategies, [`summary`] and [`plot`] show all of it.
-//! [`reality`] compares with an experiment.
+//! [`mod@record`] keeps results as baselines, [`reality`] compares with an experiment.
 
 pub mod adaptive;
 pub mod agents;
@@ -20,6 +20,7 @@ pub mod ranks;
 mod ratios;
 pub mod reaction;
 pub mod reality;
+pub mod record;
 pub mod run;
 pub mod score;
 pub mod steps;

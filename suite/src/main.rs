@@ -4,14 +4,14 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
-use flexcomm_suite::baselines::{Baselines, Record};
+use flexcomm_suite::baselines::Record;
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, Ran};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
-use flexcomm_suite::{families, files, plot};
+use flexcomm_suite::{families, files, plot, record};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -81,8 +81,11 @@ enum Command {
         #[arg(long, default_value = TARGET)]
         target: PathBuf,
     },
-    /// Keeps the results that there are as baselines, and flexcomm's runs as the recorded planner's.
+    /// Keeps the results that there are as baselines.
     Record {
+        /// Keeps flexcomm's runs as the recorded planner's, too: the commit whose planner ran.
+        #[arg(long, value_name = "COMMIT")]
+        planner: Option<String>,
         /// Where to.
         #[arg(long, default_value = BASELINES)]
         baselines: PathBuf,
@@ -171,7 +174,9 @@ fn main() -> Result<()> {
             unless_stopped(train(recipes, &library, common.threads), &stop)
         }
         Command::Fixed { target } => compare(&target.join("results")),
-        Command::Record { baselines, target } => record(&baselines, &target.join("results")),
+        Command::Record { planner, baselines, target } => {
+            record::record(&baselines, &target.join("results"), planner.as_deref())
+        }
         Command::Freeze => {
             let digest = run::frozen_digest(&Cell::read_all(CELLS.as_ref())?, &Coefficients::frozen())?;
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
@@ -311,23 +316,6 @@ fn compare(results: &Path) -> Result<()> {
             let points = 100.0 * baselines.accuracy_over_dense(setting).unwrap_or(f64::NAN);
             println!("  {:12.2} s  {points:+6.2} points  {setting}", seconds.unwrap_or(f64::NAN));
         }
-    }
-    Ok(())
-}
-
-/// Copies what does not change with the program.
-fn record(baselines: &Path, results: &Path) -> Result<()> {
-    let records = run::read_records(results)?;
-    ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", results.display());
-    for record in records {
-        let (name, seeds) = (&record.name, &record.cell.seeds);
-        let whole = seeds.iter().all(|seed| record.flexcomm.iter().any(|run| run.seed == *seed));
-        ensure!(
-            whole,
-            "{name} has not run with all of its seeds {seeds:?}: a run without --quick and --seeds comes first"
-        );
-        let kept = Baselines { recorded: record.flexcomm, ..record.baselines };
-        files::write_json(&baselines.join(format!("{}.json", record.name)), &kept)?;
     }
     Ok(())
 }

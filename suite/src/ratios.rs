@@ -24,7 +24,7 @@ impl View<'_> {
             Who::Random => record.seconds(&baselines.random, seed),
             Who::BestAverageFixed => baselines.fixed_seconds(&of_label(record, self.best_average.as_ref()?)?, seed),
             Who::RecordedPlanner => {
-                let run = baselines.recorded.iter().find(|run| run.seed == seed)?;
+                let run = baselines.recorded().iter().find(|run| run.seed == seed)?;
                 baselines.counted(seed, run.seconds)
             }
         }
@@ -110,10 +110,10 @@ impl View<'_> {
         let missing = Adapted { error: Some("missing".into()), ..Adapted::default() };
         let mut rows = Vec::new();
         for (who, runs) in [
-            ("flexcomm", &record.flexcomm),
+            ("flexcomm", record.flexcomm.as_slice()),
             ("oracle", &baselines.oracle),
             ("random", &baselines.random),
-            ("recorded planner", &baselines.recorded),
+            ("recorded planner", baselines.recorded()),
         ] {
             for seed in &record.seeds {
                 let run = runs.iter().find(|run| run.seed == *seed);

@@ -197,7 +197,7 @@ impl Suite {
             // What was recorded since comes along; what ran here since stays.
             match record.baselines.fixed.is_empty() || record.baselines.digest != kept.digest {
                 true => record.baselines = kept,
-                false => record.baselines.recorded = kept.recorded,
+                false => record.baselines.recorded_planner = kept.recorded_planner,
             }
         }
         let Baselines { oracle, random, .. } = &mut record.baselines;
@@ -413,7 +413,7 @@ impl Record {
 mod tests {
     use super::*;
     use crate::adaptive::{Delay, Experiments};
-    use crate::baselines::PhaseBest;
+    use crate::baselines::{PhaseBest, RecordedPlanner};
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
     use crate::ranks::Model;
@@ -562,12 +562,13 @@ mod tests {
         assert_eq!(world.runs(&Suite { binary: "b".into(), ..world.suite() }), 2, "another program decides");
         // Kept baselines hold for any program, and serve runs with fewer seeds.
         let Record { baselines, flexcomm, .. } = files::read_json(&path).unwrap();
-        let kept = Baselines { recorded: flexcomm, ..baselines };
+        let planner = RecordedPlanner { commit: "abc".into(), binary: "a".into(), runs: flexcomm };
+        let kept = Baselines { recorded_planner: Some(planner), ..baselines };
         files::write_json(&world.path("baselines").join(format!("{}.json", cell().name)), &kept).unwrap();
         let anew = Suite { resume: false, ..world.suite() };
         assert_eq!(world.runs(&anew), 2);
         let one = whole(anew.cell(&Job { cell: cell(), seeds: vec![1] }));
-        assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded.len()), (1, 2, 2));
+        assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded().len()), (1, 2, 2));
         let mut truth = Coefficients::frozen();
         truth.tcp.timeout_s = 0.3;
         assert_eq!(world.runs(&Suite { truth, ..world.suite() }), 6, "another truth");

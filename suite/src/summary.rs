@@ -446,7 +446,7 @@ pub(crate) mod tests {
             lines: BTreeMap::new(),
             oracle: vec![adapted(1, Some(40.0))],
             random: vec![adapted(1, Some(200.0))],
-            recorded: Vec::new(),
+            recorded_planner: None,
         };
         let flexcomm = vec![adapted(1, flexcomm)];
         Record { name: name.into(), cell, seeds: vec![1], baselines, binary: "a".into(), flexcomm, error: None }
