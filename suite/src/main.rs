@@ -11,7 +11,7 @@ use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, Ran};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
-use flexcomm_suite::{families, files, plot, record};
+use flexcomm_suite::{families, files, plot, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -271,6 +271,7 @@ fn run(args: RunArgs) -> Result<()> {
         truth,
         library,
         decided: Box::new(run::decided),
+        checked: Box::new(spot::check),
         binary: binary.clone(),
         results: args.target.join("results"),
         baselines: args.baselines,

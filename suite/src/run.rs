@@ -5,8 +5,8 @@ use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
 use crate::files;
-use crate::fixed::{self, Curves, DENSE, Library};
-use crate::ranks::Data;
+use crate::fixed::{self, Curves, DENSE, Library, Setting};
+use crate::ranks::{Data, Recipe};
 use crate::reaction;
 use crate::score;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -32,6 +32,9 @@ pub enum Who {
 
 /// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
 pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Who) -> Result<Ran> + Send + Sync;
+
+/// Whether a job's curves are what the deciding program, of that digest, trains. An argument of [`Suite`] for the same reason.
+pub type Checked = dyn Fn(&Library, &Recipe, &Curves, &str) -> Result<()> + Send + Sync;
 
 /// The real one. A job begins dense.
 pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Who) -> Result<Ran> {
@@ -98,6 +101,8 @@ pub struct Suite {
     pub library: Library,
     /// Runs what adapts.
     pub decided: Box<Decided>,
+    /// Checks curves before they are used.
+    pub checked: Box<Checked>,
     /// Of the deciding program.
     pub binary: String,
     /// A file for each cell.
@@ -172,12 +177,20 @@ impl Suite {
         Ok(covers && self.digest(&job.cell, &baselines.seeds)?.as_ref() == Some(&baselines.digest))
     }
 
+    /// A seed's curves, which are this program's.
+    fn curves(&self, cell: &Cell, seed: u64, settings: &[Setting]) -> Result<Curves> {
+        let recipe = cell.recipe(seed);
+        let curves = self.library.curves(&recipe, settings)?;
+        (self.checked)(&self.library, &recipe, &curves, &self.binary)?;
+        Ok(curves)
+    }
+
     /// What is known of a cell before it runs.
     fn begin(&self, job: &Job, record: &mut Record) -> Result<()> {
         let Job { cell, seeds } = job;
         let settings = fixed::settings(cell.momentum);
         for seed in seeds {
-            self.library.curves(&cell.recipe(*seed), &settings)?;
+            self.curves(cell, *seed, &settings)?;
         }
         record.baselines.digest = self.digest(cell, seeds)?.context("curves are missing")?;
         let kept: Option<Baselines> = files::read_json(&path_of(&self.baselines, &cell.name)).ok();
@@ -247,7 +260,7 @@ impl Suite {
             eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
             record.seeds.push(seed);
             let few: Vec<_> = settings.iter().filter(|(name, _)| name == DENSE || *name == best).cloned().collect();
-            let curves = self.library.curves(&cell.recipe(seed), &few)?;
+            let curves = self.curves(cell, seed, &few)?;
             for (setting, _) in &few {
                 record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
             }
@@ -503,6 +516,7 @@ mod tests {
                     Arc::new(AtomicBool::new(false)),
                 ),
                 decided: Box::new(decided),
+                checked: Box::new(|_, _, _, _| Ok(())),
                 binary: "a".into(),
                 results: self.path("results"),
                 baselines: self.path("baselines"),
@@ -549,6 +563,15 @@ mod tests {
         assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");
         assert_eq!(record.ratios(&record.flexcomm[..1], TOP_K), ratios, "a missing run counts as much");
         assert_eq!(failures(&[record]), [format!("{}, seed 2, flexcomm: panicked: made to fail", cell().name)]);
+    }
+
+    #[test]
+    fn a_cell_with_curves_of_another_program_does_not_run() {
+        let world = World::new();
+        let suite = Suite { checked: Box::new(crate::spot::check), ..world.suite() };
+        let record = suite.cell(&Job { cell: cell(), seeds: vec![1] });
+        assert!(record.error.as_ref().unwrap().contains("of another program"), "{:?}", record.error);
+        assert_eq!((world.calls.load(Ordering::Relaxed), record.baselines.fixed.len()), (0, 0));
     }
 
     #[test]
