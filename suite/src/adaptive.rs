@@ -4,7 +4,7 @@
 use crate::cells::{Cell, Net};
 use crate::fixed::{self, TEST_EVERY};
 use crate::ranks::Data;
-use crate::trainers::{Around, Ticked, Trainers};
+use crate::trainers::{JobContext, Ticked, Trainers};
 use anyhow::Result;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use flexcomm_trainer::InForce;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What runs beside the job: agents and controller, nothing, or a script. Its clock is that of the network.
-pub trait Beside {
+pub trait ControlPlane {
     /// Of its timers and messages, see [`Token::Other`].
     type Token: Copy;
 
@@ -42,14 +42,14 @@ pub trait Beside {
     }
 
     /// What decisions promised so far, and what looks that kept the strategy in force predicted of it, each oldest first.
-    fn promised(&self) -> Vec<Promise> {
+    fn predictions(&self) -> Vec<Prediction> {
         Vec::new()
     }
 }
 
 /// What a decision says that its strategy takes, or a look that the one in force does.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Promise {
+pub struct Prediction {
     /// Of the decision; none of a look.
     pub version: Option<u64>,
     /// When it was made, seconds since the start.
@@ -62,7 +62,7 @@ pub struct Promise {
 
 /// What a run showed, whoever decided.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ran {
+pub struct AdaptiveRun {
     /// When each step of training ended on the last rank, seconds since the start; the time of trials is within.
     pub ends: Vec<f64>,
     /// Test losses every [`crate::fixed::TEST_EVERY`] steps, the first before any.
@@ -78,7 +78,7 @@ pub struct Ran {
     /// When that took time of the job.
     pub delays: Vec<Delay>,
     /// What was predicted against what came: of each decision, and of the strategy in force after each change of the network.
-    pub predictions: Vec<Prediction>,
+    pub predictions: Vec<RatedPrediction>,
     /// Requests, reports and parts of orders that were refused, with the reasons.
     pub problems: Vec<String>,
 }
@@ -121,7 +121,7 @@ pub struct Delay {
 
 /// What was predicted and the truth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Prediction {
+pub struct RatedPrediction {
     /// When it was made, seconds since the start.
     pub at_s: f64,
     /// Of which strategy.
@@ -133,21 +133,21 @@ pub struct Prediction {
 }
 
 /// Trains a cell's job with `initial` in force at first, and with what is decided beside it.
-pub fn run<B: Beside>(
+pub fn run<B: ControlPlane>(
     cell: &Cell,
     truth: &Coefficients,
     data: &Arc<Data>,
     seed: u64,
     initial: Strategy,
     beside: &mut B,
-) -> Result<Ran> {
+) -> Result<AdaptiveRun> {
     let mut net = Net::new(cell, truth, seed);
     let mut trainers = Trainers::new(cell, truth, data, seed, initial)?;
     beside.begin(&mut net, trainers.hellos()?);
-    let mut around = Around { net: &mut net, beside };
+    let mut around = JobContext { net: &mut net, beside };
     let first = Switch { step: 0, at_s: 0.0, version: 0, strategy: initial.to_string() };
     let losses = vec![trainers.test().loss];
-    let mut ran = Ran { switches: vec![first], losses, ..Ran::default() };
+    let mut ran = AdaptiveRun { switches: vec![first], losses, ..AdaptiveRun::default() };
     let (mut now, mut syncs) = (0.0, Vec::new());
     while trainers.step() < cell.steps {
         let Some(ticked) = trainers.tick(&mut around)? else {
@@ -172,13 +172,13 @@ pub fn run<B: Beside>(
     ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
-    let (promised, changes) = (beside.promised(), cell.changes());
-    ran.predictions = ran.kept(&promised, &syncs, &changes);
-    ran.predictions.extend(ran.believed(&promised, &syncs, &changes));
+    let (predicted, changes) = (beside.predictions(), cell.changes());
+    ran.predictions = ran.kept(&predicted, &syncs, &changes);
+    ran.predictions.extend(ran.believed(&predicted, &syncs, &changes));
     Ok(ran)
 }
 
-impl Ran {
+impl AdaptiveRun {
     /// As it was at a time, as far as that is seen by when steps ended.
     pub(crate) fn until(&self, at_s: f64) -> Self {
         let ends = self.ends[..self.ends.partition_point(|end| *end <= at_s)].to_vec();
@@ -203,9 +203,9 @@ impl Ran {
 
     /// Promises of decisions that came into force, each with the mean of `syncs`, a value for each step, over the steps until another
     /// one does or the network changes.
-    fn kept(&self, promises: &[Promise], syncs: &[f64], changes: &[f64]) -> Vec<Prediction> {
-        let predicted = |promise: &Promise| {
-            let at = self.switches.iter().position(|switch| Some(switch.version) == promise.version)?;
+    fn kept(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
+        let predicted = |prediction: &Prediction| {
+            let at = self.switches.iter().position(|switch| Some(switch.version) == prediction.version)?;
             let Switch { step, at_s, ref strategy, .. } = self.switches[at];
             let last = self.switches.get(at + 1).map_or(u64::MAX, |next| next.step);
             let change = changes.iter().copied().find(|change| *change > at_s).unwrap_or(f64::INFINITY);
@@ -213,28 +213,33 @@ impl Ran {
                 (step as usize..syncs.len()).take_while(|step| (*step as u64) < last && self.ends[*step] <= change);
             let (count, sum) = steps.fold((0, 0.0), |(count, sum), step| (count + 1, sum + syncs[step]));
             let true_s = (count > 0).then(|| sum / f64::from(count))?;
-            Some(Prediction { at_s: promise.at_s, strategy: strategy.clone(), predicted_s: promise.sync_s, true_s })
+            Some(RatedPrediction {
+                at_s: prediction.at_s,
+                strategy: strategy.clone(),
+                predicted_s: prediction.sync_s,
+                true_s,
+            })
         };
-        promises.iter().filter_map(predicted).collect()
+        predictions.iter().filter_map(predicted).collect()
     }
 
     /// Of each time from a change of the network to the next one or to a switch: what the newest look of its first half predicted of the
     /// strategy in force, with the mean of `syncs` over the steps of its second half.
-    fn believed(&self, promises: &[Promise], syncs: &[f64], changes: &[f64]) -> Vec<Prediction> {
+    fn believed(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
         let end = self.ends.last().copied().unwrap_or(0.0);
         let predicted = |(at, from): (usize, &f64)| {
             let in_force = self.switches.iter().rfind(|switch| switch.at_s <= *from)?;
             let switched = self.switches.iter().map(|switch| switch.at_s).find(|switch| switch > from);
             let until = [changes.get(at + 1).copied(), switched].into_iter().flatten().fold(end, f64::min);
             let half = (from + until) / 2.0;
-            let is_of = |look: &&Promise| (*from..=half).contains(&look.at_s) && look.version.is_none();
-            let newest = promises.iter().filter(is_of).next_back();
+            let is_of = |look: &&Prediction| (*from..=half).contains(&look.at_s) && look.version.is_none();
+            let newest = predictions.iter().filter(is_of).next_back();
             let look = newest.filter(|look| look.strategy.to_string() == in_force.strategy)?;
             let first = 1 + self.ends.partition_point(|ended| *ended < half);
             let steps = syncs.get(first..self.ends.partition_point(|ended| *ended <= until))?;
             let true_s = (!steps.is_empty()).then(|| steps.iter().sum::<f64>() / steps.len() as f64)?;
             let strategy = in_force.strategy.clone();
-            Some(Prediction { at_s: look.at_s, strategy, predicted_s: look.sync_s, true_s })
+            Some(RatedPrediction { at_s: look.at_s, strategy, predicted_s: look.sync_s, true_s })
         };
         changes.iter().enumerate().take_while(|(_, from)| **from < end).filter_map(predicted).collect()
     }
@@ -243,7 +248,7 @@ impl Ran {
 /// Orders strategies at given times, each in force two steps after the one that was under way.
 #[derive(Debug)]
 pub struct Script {
-    changes: Vec<Change>,
+    changes: Vec<TimedOrder>,
     job: Option<JobId>,
     /// How many were ordered; and whether the trainer has the last of them.
     ordered: usize,
@@ -252,7 +257,7 @@ pub struct Script {
 
 /// A strategy that is ordered at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Change {
+pub struct TimedOrder {
     /// Seconds since the start.
     pub at_s: f64,
     /// What.
@@ -261,12 +266,12 @@ pub struct Change {
 
 impl Script {
     /// In order of time.
-    pub fn new(changes: Vec<Change>) -> Self {
+    pub fn new(changes: Vec<TimedOrder>) -> Self {
         Self { changes, job: None, ordered: 0, taken: 0 }
     }
 }
 
-impl Beside for Script {
+impl ControlPlane for Script {
     type Token = ();
     const EVERY_STEP: bool = true;
 
@@ -287,7 +292,7 @@ impl Beside for Script {
         }
         self.taken = self.ordered;
         let (job, version) = (self.job.clone()?, self.ordered as u64);
-        let Change { at_s, strategy } = self.changes[self.ordered - 1];
+        let TimedOrder { at_s, strategy } = self.changes[self.ordered - 1];
         let decision = Decision {
             job: job.clone(),
             version: Version(version),
@@ -315,9 +320,9 @@ mod tests {
             strategy: strategy.to_string(),
         };
         let ends = (1..=34).map(f64::from).collect();
-        let ran = Ran { ends, switches: vec![switch(0, dense), switch(16, other)], ..Ran::default() };
-        let look = |at_s, strategy, sync_s| Promise { version: None, at_s, strategy, sync_s };
-        let decision = Promise { version: Some(16), ..look(14.0, other, 7.0) };
+        let ran = AdaptiveRun { ends, switches: vec![switch(0, dense), switch(16, other)], ..AdaptiveRun::default() };
+        let look = |at_s, strategy, sync_s| Prediction { version: None, at_s, strategy, sync_s };
+        let decision = Prediction { version: Some(16), ..look(14.0, other, 7.0) };
         let looks = [
             look(9.9, dense, 9.0),
             look(11.0, dense, 1.0),

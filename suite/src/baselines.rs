@@ -1,6 +1,6 @@
 //! What flexcomm is compared with in a cell: fixed settings, an oracle and chance; and how a run counts.
 
-use crate::adaptive::{Change, Experiments, Prediction, Switch};
+use crate::adaptive::{Experiments, RatedPrediction, Switch, TimedOrder};
 use crate::cells::Cell;
 use crate::fixed::{self, Curves, DENSE, rounded};
 use crate::reaction::Reactions;
@@ -109,7 +109,7 @@ pub struct Adapted {
     /// What was spent to find out.
     pub experiments: Experiments,
     /// What decisions promised against what came.
-    pub predictions: Vec<Prediction>,
+    pub predictions: Vec<RatedPrediction>,
     /// How it followed the network's changes.
     pub reactions: Reactions,
     /// To the target, or to what counts where it is not reached.
@@ -323,21 +323,21 @@ impl Baselines {
 }
 
 /// What the oracle orders: the best of each phase, where it is another than before.
-pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Vec<Change>> {
-    let mut script = Vec::<Change>::new();
+pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest]) -> Result<Vec<TimedOrder>> {
+    let mut script = Vec::<TimedOrder>::new();
     for (at_s, phase) in [0.0].into_iter().chain(cell.changes()).zip(phases.iter().cycle()) {
         let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
         if script.last().is_none_or(|last| last.strategy != strategy) {
-            script.push(Change { at_s, strategy });
+            script.push(TimedOrder { at_s, strategy });
         }
     }
     Ok(script)
 }
 
 /// Any fixed setting at each change.
-pub(crate) fn random_script(cell: &Cell, seed: u64) -> Vec<Change> {
+pub(crate) fn random_script(cell: &Cell, seed: u64) -> Vec<TimedOrder> {
     let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", cell.name)).0);
     let settings = fixed::settings(cell.momentum);
-    let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
+    let any = |at_s| TimedOrder { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
     [0.0].into_iter().chain(cell.changes()).map(any).collect()
 }

@@ -8,7 +8,7 @@ use flexcomm_suite::baselines::Record;
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
-use flexcomm_suite::reality::{self, Ran};
+use flexcomm_suite::reality::{self, MeasuredRun};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
 use flexcomm_suite::{families, files, plot, record, spot};
@@ -141,7 +141,7 @@ struct RunArgs {
     /// Baselines; missing ones are computed and kept with the results.
     #[arg(long, default_value = BASELINES)]
     baselines: PathBuf,
-    /// Where to results go.
+    /// Where results go.
     #[arg(long, default_value = TARGET)]
     target: PathBuf,
     /// Uses no result of an earlier run.
@@ -173,7 +173,7 @@ fn main() -> Result<()> {
             let recipes = cells.iter().flat_map(|cell| cell.seeds.iter().map(|seed| cell.recipe(*seed)));
             unless_stopped(train(recipes, &library, common.threads), &stop)
         }
-        Command::Fixed { target } => compare(&target.join("results")),
+        Command::Fixed { target } => print_fixed(&target.join("results")),
         Command::Record { planner, baselines, target } => {
             record::record(&baselines, &target.join("results"), planner.as_deref())
         }
@@ -220,7 +220,7 @@ fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usiz
 /// What an experiment took beside what the truth says.
 fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()> {
     let truth = self::truth(Some(truth))?;
-    let (runs, cell) = (Ran::read_all(results)?, Cell::read(cell)?);
+    let (runs, cell) = (MeasuredRun::read_all(results)?, Cell::read(cell)?);
     let compared = reality::compare(&runs, &cell, &truth, &Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?)?;
     files::write_json(&results.join("compare.json"), &compared)?;
     print!("{compared}");
@@ -304,7 +304,7 @@ fn run(args: RunArgs) -> Result<()> {
 }
 
 /// Seconds to the target by setting, best first, cell by cell.
-fn compare(results: &Path) -> Result<()> {
+fn print_fixed(results: &Path) -> Result<()> {
     for Record { name, cell, baselines, .. } in run::read_records(results)? {
         let Cell { world, model, momentum, phase_s, communication_ratio, .. } = cell;
         println!(

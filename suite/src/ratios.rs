@@ -3,7 +3,7 @@
 use crate::baselines::{Adapted, Record, UNREACHED};
 use crate::fixed::{self, DENSE};
 use crate::score::{self, Families};
-use crate::summary::{Cause, Compared, Group, Over, Row, Spread, Who};
+use crate::summary::{Cause, Group, Method, Over, RatioStats, Row, Spread};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Records, and what is best over all of them.
@@ -14,16 +14,16 @@ pub(crate) struct View<'a> {
 
 impl View<'_> {
     /// Seconds as they count.
-    fn seconds(&self, record: &Record, who: Who, seed: u64) -> Option<f64> {
+    fn seconds(&self, record: &Record, who: Method, seed: u64) -> Option<f64> {
         let baselines = &record.baselines;
         match who {
-            Who::Flexcomm => record.seconds(&record.flexcomm, seed),
-            Who::Oracle => record.seconds(&baselines.oracle, seed),
+            Method::Flexcomm => record.seconds(&record.flexcomm, seed),
+            Method::Oracle => record.seconds(&baselines.oracle, seed),
             // Has no run with seeds that were added for a narrower interval.
-            Who::Random if !baselines.seeds.contains(&seed) => None,
-            Who::Random => record.seconds(&baselines.random, seed),
-            Who::BestAverageFixed => baselines.fixed_seconds(&of_label(record, self.best_average.as_ref()?)?, seed),
-            Who::RecordedPlanner => {
+            Method::Random if !baselines.seeds.contains(&seed) => None,
+            Method::Random => record.seconds(&baselines.random, seed),
+            Method::BestAverageFixed => baselines.fixed_seconds(&of_label(record, self.best_average.as_ref()?)?, seed),
+            Method::RecordedPlanner => {
                 let run = baselines.recorded().iter().find(|run| run.seed == seed)?;
                 baselines.counted(seed, run.seconds)
             }
@@ -38,22 +38,22 @@ impl View<'_> {
             Over::Oracle if record.error.is_some() && record.baselines.oracle.iter().all(|run| run.seed != seed) => {
                 None
             }
-            Over::Oracle => self.seconds(record, Who::Oracle, seed),
+            Over::Oracle => self.seconds(record, Method::Oracle, seed),
         }
     }
 
     /// By seed.
-    fn ratios(&self, record: &Record, who: Who, over: Over) -> Vec<f64> {
+    fn ratios(&self, record: &Record, who: Method, over: Over) -> Vec<f64> {
         let known = |seed| Some(self.seconds(record, who, seed)? / self.over(record, over, seed)?);
-        let failed = |seed| failed(record, seed).filter(|_| who == Who::Flexcomm);
+        let failed = |seed| failed(record, seed).filter(|_| who == Method::Flexcomm);
         record.seeds.iter().filter_map(|seed| known(*seed).or(failed(*seed))).collect()
     }
 
-    pub(crate) fn ratio(&self, record: &Record, who: Who, over: Over) -> Option<f64> {
+    pub(crate) fn ratio(&self, record: &Record, who: Method, over: Over) -> Option<f64> {
         score::geometric_mean(self.ratios(record, who, over))
     }
 
-    pub(crate) fn compared(&self, who: Who, over: Over, keep: impl Fn(&Record) -> bool) -> Option<Compared> {
+    pub(crate) fn compared(&self, who: Method, over: Over, keep: impl Fn(&Record) -> bool) -> Option<RatioStats> {
         let kept: Vec<&Record> = self.records.iter().filter(|record| keep(record)).collect();
         let families = families(&kept, |record| self.ratios(record, who, over));
         let mut cells: Vec<(f64, &str)> =
@@ -61,7 +61,7 @@ impl View<'_> {
         cells.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (worst, worst_cell) = *cells.last()?;
         let ratios: Vec<f64> = cells.iter().map(|(ratio, _)| *ratio).collect();
-        Some(Compared {
+        Some(RatioStats {
             who,
             over,
             geomean: score::mean_of_families(&families)?,
@@ -78,7 +78,7 @@ impl View<'_> {
         let group = |wanted: &K| Group {
             name: name(wanted),
             cells: self.records.iter().filter(|record| key(record) == *wanted).count(),
-            compared: Who::ALL
+            compared: Method::ALL
                 .into_iter()
                 .filter_map(|who| self.compared(who, Over::BestFixed, |record| key(record) == *wanted))
                 .collect(),
@@ -134,7 +134,7 @@ impl View<'_> {
         let error = Spread::of(&prediction_errors(&record.flexcomm)).median;
         for run in &record.flexcomm {
             let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed);
-            let seconds = self.seconds(record, Who::Flexcomm, run.seed);
+            let seconds = self.seconds(record, Method::Flexcomm, run.seed);
             let reached = oracle.and_then(|oracle| oracle.seconds.zip(oracle.steps));
             let Some((seconds, (best, best_steps))) = seconds.zip(reached) else { continue };
             lost += seconds - best;

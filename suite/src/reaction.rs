@@ -1,6 +1,6 @@
 //! How a run followed the changes of its network.
 
-use crate::adaptive::Ran;
+use crate::adaptive::AdaptiveRun;
 use crate::baselines::PhaseBest;
 use crate::cells::Cell;
 use crate::score;
@@ -23,7 +23,7 @@ pub struct Reactions {
 const NEAR: f64 = 1.05;
 
 /// Steps under one strategy in one phase.
-struct Spell {
+struct Segment {
     /// Number of phases before.
     phase: usize,
     from_s: f64,
@@ -32,38 +32,40 @@ struct Spell {
     step_s: f64,
 }
 
-fn spells(ran: &Ran, changes: &[f64]) -> Vec<Spell> {
+fn segments(ran: &AdaptiveRun, changes: &[f64]) -> Vec<Segment> {
     let begins = |step: usize| if step == 0 { 0.0 } else { ran.ends[step - 1] };
     let phase = |step: usize| changes.partition_point(|change| *change <= begins(step));
     let strategy = |step: usize| ran.switches.partition_point(|switch| switch.step <= step as u64);
     let steps: Vec<usize> = (0..ran.ends.len()).collect();
     let alike = |a: &usize, b: &usize| (phase(*a), strategy(*a)) == (phase(*b), strategy(*b));
-    let spell = |run: &[usize]| {
+    let segment = |run: &[usize]| {
         let seconds: Vec<f64> = run.iter().map(|&step| ran.ends[step] - begins(step)).collect();
         let step_s = score::quantile(&seconds, 0.5).unwrap_or(0.0);
-        Spell { phase: phase(run[0]), from_s: begins(run[0]), steps: run.len() as f64, step_s }
+        Segment { phase: phase(run[0]), from_s: begins(run[0]), steps: run.len() as f64, step_s }
     };
-    steps.chunk_by(alike).map(spell).collect()
+    steps.chunk_by(alike).map(segment).collect()
 }
 
 /// Reads them off a run's step times: better is a strategy whose steps take no more than 1.05 times those of the phase's best fixed
 /// setting, or less by that factor than those of the strategy that was in force at the change.
-pub fn of(ran: &Ran, cell: &Cell, phases: &[PhaseBest]) -> Reactions {
+pub fn of(ran: &AdaptiveRun, cell: &Cell, phases: &[PhaseBest]) -> Reactions {
     let changes = cell.changes();
     let mut all = Reactions::default();
-    for spells in spells(ran, &changes).chunk_by(|a, b| a.phase == b.phase).filter(|spells| spells[0].phase > 0) {
-        let (first, changed) = (&spells[0], changes[spells[0].phase - 1]);
+    for segments in segments(ran, &changes).chunk_by(|a, b| a.phase == b.phase).filter(|segments| segments[0].phase > 0)
+    {
+        let (first, changed) = (&segments[0], changes[segments[0].phase - 1]);
         let Some(best) = phases.get(first.phase % phases.len().max(1)) else { continue };
         if first.step_s <= NEAR * best.step_s {
             all.unneeded += 1;
             continue;
         }
-        let better = |spell: &Spell| spell.step_s <= NEAR * best.step_s || spell.step_s * NEAR <= first.step_s;
-        let found = spells.iter().position(better);
-        let (until, then_s) = found.map_or((spells.len(), best.step_s), |at| (at, spells[at].step_s));
-        all.lost_s += spells[..until].iter().map(|spell| spell.steps * (spell.step_s - then_s).max(0.0)).sum::<f64>();
+        let better = |segment: &Segment| segment.step_s <= NEAR * best.step_s || segment.step_s * NEAR <= first.step_s;
+        let found = segments.iter().position(better);
+        let (until, then_s) = found.map_or((segments.len(), best.step_s), |at| (at, segments[at].step_s));
+        all.lost_s +=
+            segments[..until].iter().map(|segment| segment.steps * (segment.step_s - then_s).max(0.0)).sum::<f64>();
         match found {
-            Some(at) => all.after_s.push(spells[at].from_s - changed),
+            Some(at) => all.after_s.push(segments[at].from_s - changed),
             // One that the run did not see to its end might have been answered.
             None => all.missed += usize::from(changes.get(first.phase).is_some_and(|end| ran.ends.last() >= Some(end))),
         }
@@ -93,7 +95,7 @@ mod tests {
             })
             .collect();
         let switch = Switch { step: 13, at_s: 16.0, version: 1, strategy: "x".into() };
-        let ran = Ran { ends, switches: vec![switch], ..Ran::default() };
+        let ran = AdaptiveRun { ends, switches: vec![switch], ..AdaptiveRun::default() };
         let phases: Vec<PhaseBest> = (0..4).map(|_| PhaseBest { setting: "x".into(), step_s: 0.5 }).collect();
         let reactions = of(&ran, &cell, &phases);
         assert_eq!(reactions.after_s, [6.0]);

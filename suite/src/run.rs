@@ -1,6 +1,6 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, Change, Ran};
+use crate::adaptive::{self, AdaptiveRun, TimedOrder};
 use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
@@ -21,31 +21,31 @@ use std::time::Instant;
 
 /// Who decides in a run that adapts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Who {
+pub enum Decider {
     /// Agents and controller, as they are shipped.
     Flexcomm,
     /// Who knows the best fixed setting of each phase.
-    Oracle(Vec<Change>),
+    Oracle(Vec<TimedOrder>),
     /// Any fixed setting at each change.
-    Random(Vec<Change>),
+    Random(Vec<TimedOrder>),
 }
 
 /// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
-pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Who) -> Result<Ran> + Send + Sync;
+pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Decider) -> Result<AdaptiveRun> + Send + Sync;
 
 /// Whether a job's curves are what the deciding program, of that digest, trains. An argument of [`Suite`] for the same reason.
 pub type Checked = dyn Fn(&Library, &Recipe, &Curves, &str) -> Result<()> + Send + Sync;
 
 /// The real one. A job begins dense.
-pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Who) -> Result<Ran> {
+pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Decider) -> Result<AdaptiveRun> {
     match who {
-        Who::Flexcomm => {
+        Decider::Flexcomm => {
             let config = RawConfig::default().validate().context("use the controller's defaults")?;
             let mut agents = Agents::new(cell, truth, config)?;
             let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents)?;
-            Ok(Ran { problems: agents.problems(), ..ran })
+            Ok(AdaptiveRun { problems: agents.problems(), ..ran })
         }
-        Who::Oracle(script) | Who::Random(script) => {
+        Decider::Oracle(script) | Decider::Random(script) => {
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script))
         }
     }
@@ -251,9 +251,9 @@ impl Suite {
         self.keep(record)?;
         let oracle = oracle_script(cell, &record.baselines.phases)?;
         for seed in job.seeds.clone() {
-            self.adapt(record, seed, Who::Flexcomm)?;
-            self.adapt(record, seed, Who::Oracle(oracle.clone()))?;
-            self.adapt(record, seed, Who::Random(random_script(cell, seed)))?;
+            self.adapt(record, seed, Decider::Flexcomm)?;
+            self.adapt(record, seed, Decider::Oracle(oracle.clone()))?;
+            self.adapt(record, seed, Decider::Random(random_script(cell, seed)))?;
         }
         while let Some(half) = self.wide(record) {
             let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
@@ -264,8 +264,8 @@ impl Suite {
             for (setting, _) in &few {
                 record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
             }
-            self.adapt(record, seed, Who::Flexcomm)?;
-            self.adapt(record, seed, Who::Oracle(oracle.clone()))?;
+            self.adapt(record, seed, Decider::Flexcomm)?;
+            self.adapt(record, seed, Decider::Oracle(oracle.clone()))?;
         }
         self.keep(record)
     }
@@ -285,12 +285,12 @@ impl Suite {
     }
 
     /// Adds a run that adapts, unless it is there.
-    fn adapt(&self, record: &mut Record, seed: u64, who: Who) -> Result<()> {
+    fn adapt(&self, record: &mut Record, seed: u64, who: Decider) -> Result<()> {
         self.go_on()?;
         let runs = match &who {
-            Who::Flexcomm => &record.flexcomm,
-            Who::Oracle(_) => &record.baselines.oracle,
-            Who::Random(_) => &record.baselines.random,
+            Decider::Flexcomm => &record.flexcomm,
+            Decider::Oracle(_) => &record.baselines.oracle,
+            Decider::Random(_) => &record.baselines.random,
         };
         if runs.iter().any(|run| run.seed == seed) {
             return Ok(());
@@ -306,9 +306,9 @@ impl Suite {
             }
         };
         match who {
-            Who::Flexcomm => &mut record.flexcomm,
-            Who::Oracle(_) => &mut record.baselines.oracle,
-            Who::Random(_) => &mut record.baselines.random,
+            Decider::Flexcomm => &mut record.flexcomm,
+            Decider::Oracle(_) => &mut record.baselines.oracle,
+            Decider::Random(_) => &mut record.baselines.random,
         }
         .push(adapted);
         self.keep(record)
@@ -351,7 +351,7 @@ fn in_words(record: &Record) -> String {
     format!("{ratio:.2} times the best fixed setting ({best})")
 }
 
-impl Who {
+impl Decider {
     fn name(&self) -> &'static str {
         match self {
             Self::Flexcomm => "flexcomm",
@@ -362,7 +362,7 @@ impl Who {
 }
 
 /// What is kept of a run.
-fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
+fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
     let course = Course::new(&ran.ends, &ran.losses);
     let reached = course.reached(record.baselines.measure(seed).context("dense comes first")?.target);
     let counted = record.baselines.counted(seed, reached.map(|r| r.seconds)).context("dense comes first")?;
@@ -497,14 +497,14 @@ mod tests {
         /// Whoever decides: a step in 0.1 s, and dense's losses. With seed 2 flexcomm panics.
         fn suite(&self) -> Suite {
             let calls = self.calls.clone();
-            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Who| {
+            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Decider| {
                 calls.fetch_add(1, Ordering::Relaxed);
-                assert!(seed != 2 || who != Who::Flexcomm, "made to fail");
+                assert!(seed != 2 || who != Decider::Flexcomm, "made to fail");
                 let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
                 let delays = [0.5, 1.2, 4.0].map(|at_s| Delay { at_s, seconds: if at_s > 1.0 { 0.5 } else { 0.25 } });
                 let experiments = Experiments { seconds: 2.0, ..Experiments::default() };
                 let (losses, delays) = (vec![2.0, 1.0, 0.5], delays.to_vec());
-                Ok(Ran { ends, losses, accuracy: 0.9, delays, experiments, ..Ran::default() })
+                Ok(AdaptiveRun { ends, losses, accuracy: 0.9, delays, experiments, ..AdaptiveRun::default() })
             };
             let images = Shared::synthetic(&[2]);
             Suite {
@@ -670,9 +670,9 @@ mod tests {
     fn more_seeds_narrow_a_wide_interval() {
         let world = World::new();
         (3..=6).for_each(|seed| curves(cell().recipe(seed)).write(&world.path("kept")).unwrap());
-        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Who| {
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
             let ends = (1..=50).map(|step| f64::from(step) * if seed == 1 { 0.1 } else { 0.2 }).collect();
-            Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
         };
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
         let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
@@ -681,10 +681,10 @@ mod tests {
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
         assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
         // The range of three is not wide, the interval of their mean is.
-        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Who| {
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
             let step_s = [1.0, 1.04, 1.08][(seed as usize - 1) % 3] * 0.1;
             let ends = (1..=50).map(|step| f64::from(step) * step_s).collect();
-            Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
         };
         let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let (results, even) = (world.path("even"), Cell { stragglers, ..cell() });

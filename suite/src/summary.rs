@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Who is compared with fixed settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Who {
+pub enum Method {
     /// Agents and controller.
     Flexcomm,
     /// The best of each phase, two steps after the change.
@@ -24,7 +24,7 @@ pub enum Who {
     RecordedPlanner,
 }
 
-impl Who {
+impl Method {
     /// In the order of the table.
     pub const ALL: [Self; 5] =
         [Self::Flexcomm, Self::Oracle, Self::Random, Self::BestAverageFixed, Self::RecordedPlanner];
@@ -83,9 +83,9 @@ pub struct Row {
 
 /// Times of one over times of another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Compared {
+pub struct RatioStats {
     /// Whose.
-    pub who: Who,
+    pub who: Method,
     /// Over whose.
     pub over: Over,
     /// Over families of the geometric mean over their cells.
@@ -108,7 +108,7 @@ pub struct Group {
     /// How many.
     pub cells: usize,
     /// Of each.
-    pub compared: Vec<Compared>,
+    pub compared: Vec<RatioStats>,
 }
 
 /// Of several values.
@@ -154,7 +154,7 @@ pub struct Reaction {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Accuracy {
     /// Whose.
-    pub who: Who,
+    pub who: Method,
     /// Of the runs, as a share of images.
     pub median: f64,
     /// The least.
@@ -239,7 +239,7 @@ pub struct Summary {
     /// The one setting that is best over all cells.
     pub best_average_fixed: Option<String>,
     /// Everyone against the best fixed settings, dense and the oracle.
-    pub compared: Vec<Compared>,
+    pub compared: Vec<RatioStats>,
     /// By family.
     pub by_family: Vec<Group>,
     /// By length of phases.
@@ -296,13 +296,13 @@ impl Summary {
         };
         let every: BTreeSet<String> =
             records.iter().flat_map(|record| record.baselines.settings()).map(fixed::label).collect();
-        let flexcomm = |record: &Record| view.ratio(record, Who::Flexcomm, Over::BestFixed);
+        let flexcomm = |record: &Record| view.ratio(record, Method::Flexcomm, Over::BestFixed);
         let worst_60 = records.iter().filter(|record| record.cell.phase_s >= 60.0).filter_map(flexcomm);
         let mut worst: Vec<Worst> = records.iter().filter_map(|record| worst_of(&view, record)).collect();
         worst.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
         worst.truncate(8);
         let pairs =
-            Who::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
+            Method::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
         Self {
             digest: of.digest,
             frozen: of.frozen,
@@ -321,7 +321,7 @@ impl Summary {
             worst,
             experiments: spent(records),
             reaction: reaction(records),
-            accuracy_over_dense: Who::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
+            accuracy_over_dense: Method::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
             problems: problems(records),
             unreached: runs().filter(|run| run.seconds.is_none()).count(),
             errors: runs().filter(|run| run.error.is_some()).count(),
@@ -331,7 +331,7 @@ impl Summary {
     }
 
     /// What is compared of one with another.
-    pub fn of(&self, who: Who, over: Over) -> Option<&Compared> {
+    pub fn of(&self, who: Method, over: Over) -> Option<&RatioStats> {
         self.compared.iter().find(|compared| (compared.who, compared.over) == (who, over))
     }
 }
@@ -342,18 +342,18 @@ const RATIO_ENDS: [f64; 4] = [0.3, 1.0, 3.0, 10.0];
 const RATIO_BANDS: [&str; 5] = ["below 0.3", "0.3 to 1", "1 to 3", "3 to 10", "10 and more"];
 
 fn worst_of(view: &View<'_>, record: &Record) -> Option<Worst> {
-    let ratio = view.ratio(record, Who::Flexcomm, Over::BestFixed)?;
+    let ratio = view.ratio(record, Method::Flexcomm, Over::BestFixed)?;
     let (cause, share) = view.cause(record).unzip();
     let errors = record.flexcomm.iter().filter(|run| run.error.is_some()).count();
     Some(Worst { cell: record.name.clone(), ratio, cause, share, errors })
 }
 
-fn accuracy(records: &[Record], who: Who) -> Option<Accuracy> {
+fn accuracy(records: &[Record], who: Method) -> Option<Accuracy> {
     let runs = |record: &'_ Record| match who {
-        Who::Flexcomm => record.flexcomm.clone(),
-        Who::Oracle => record.baselines.oracle.clone(),
-        Who::Random => record.baselines.random.clone(),
-        Who::BestAverageFixed | Who::RecordedPlanner => Vec::new(),
+        Method::Flexcomm => record.flexcomm.clone(),
+        Method::Oracle => record.baselines.oracle.clone(),
+        Method::Random => record.baselines.random.clone(),
+        Method::BestAverageFixed | Method::RecordedPlanner => Vec::new(),
     };
     let over = |record: &Record| {
         let over = |run: Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
@@ -467,12 +467,12 @@ pub(crate) mod tests {
         let summary = summary(&records);
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
         // Against 50, 50 and dense's 100 s: 330/50, 100/50; and 50/100.
-        let best = summary.of(Who::Flexcomm, Over::BestFixed).unwrap();
+        let best = summary.of(Method::Flexcomm, Over::BestFixed).unwrap();
         near(best.geomean, ((6.6f64 * 2.0).sqrt() * 0.5).sqrt());
         near(best.worst, 6.6);
         assert_eq!(best.worst_cell, "a-1");
-        near(summary.of(Who::Flexcomm, Over::Oracle).unwrap().geomean, ((8.25f64 * 2.5).sqrt() * 1.25).sqrt());
-        near(summary.of(Who::Random, Over::Dense).unwrap().geomean, 2.0);
+        near(summary.of(Method::Flexcomm, Over::Oracle).unwrap().geomean, ((8.25f64 * 2.5).sqrt() * 1.25).sqrt());
+        near(summary.of(Method::Random, Over::Dense).unwrap().geomean, 2.0);
         near(summary.worst_ratio_to_best_fixed_60s.unwrap(), 2.0);
         // That is not a-1, which has phases of 10 s.
         near(summary.geomean_vs_fixed[DENSE], ((3.3f64 * 1.0).sqrt() * 0.5).sqrt());
@@ -492,7 +492,7 @@ pub(crate) mod tests {
     fn the_file_has_the_keys_that_its_readers_know() {
         let mut late = record("a-1", "a", 60.0, 50.0, Some(100.0));
         late.flexcomm[0].predictions = [(1.0, 2.0), (3.0, 2.0), (2.0, 2.0)]
-            .map(|(predicted_s, true_s)| crate::adaptive::Prediction {
+            .map(|(predicted_s, true_s)| crate::adaptive::RatedPrediction {
                 at_s: 0.0,
                 strategy: String::new(),
                 predicted_s,
@@ -535,7 +535,7 @@ pub(crate) mod tests {
             change(&mut failed);
             failed.fail("broken".into());
             let summary = summary(&[failed, well()]);
-            let best = summary.of(Who::Flexcomm, Over::BestFixed).unwrap();
+            let best = summary.of(Method::Flexcomm, Over::BestFixed).unwrap();
             assert_eq!(best.worst_cell, "b-1");
             near(Some(best.geomean), best.worst.sqrt());
             assert_eq!((summary.failed.clone(), summary.errors, summary.unreached), (vec!["b-1".into()], 1, 1));
@@ -579,10 +579,10 @@ pub(crate) mod tests {
         records[1].flexcomm[0].problems = vec!["no such job".into(), "too late".into()];
         let summary = summary(&records);
         let [flexcomm, oracle, random] = &summary.accuracy_over_dense[..] else { panic!("three") };
-        assert_eq!((flexcomm.who, flexcomm.below, flexcomm.runs), (Who::Flexcomm, 1, 2));
+        assert_eq!((flexcomm.who, flexcomm.below, flexcomm.runs), (Method::Flexcomm, 1, 2));
         assert!((flexcomm.worst + 0.0051).abs() < 1e-9 && (flexcomm.median - 0.00245).abs() < 1e-9, "{flexcomm:?}");
-        assert_eq!((oracle.who, oracle.below, oracle.runs, oracle.worst), (Who::Oracle, 0, 3, 0.0));
-        assert_eq!(random.who, Who::Random);
+        assert_eq!((oracle.who, oracle.below, oracle.runs, oracle.worst), (Method::Oracle, 0, 3, 0.0));
+        assert_eq!(random.who, Method::Random);
         let first = Some("a-2, seed 1: no such job".into());
         assert_eq!(summary.problems, Problems { count: 2, runs: 1, first });
         let table = summary.table();
@@ -611,7 +611,8 @@ pub(crate) mod tests {
         let predicted = |predicted_s: f64| {
             move |run: &mut Adapted| {
                 let strategy = String::new();
-                run.predictions = vec![crate::adaptive::Prediction { at_s: 0.0, strategy, predicted_s, true_s: 1.0 }];
+                run.predictions =
+                    vec![crate::adaptive::RatedPrediction { at_s: 0.0, strategy, predicted_s, true_s: 1.0 }];
             }
         };
         assert_eq!(of(&predicted(0.5)).0, Some(Cause::WrongLink));

@@ -2,7 +2,7 @@
 
 use crate::adaptive::Experiments;
 use crate::score::Interval;
-use crate::summary::{Accuracy, Compared, Over, Problems, Reaction, Spread, Summary, Who, Worst};
+use crate::summary::{Accuracy, Method, Over, Problems, RatioStats, Reaction, Spread, Summary, Worst};
 use std::fmt::Write;
 
 /// What no cell shows, whatever its numbers.
@@ -40,12 +40,12 @@ impl Summary {
         writeln!(out, "{:20}{:^36}{:^36}{:^22}", "", "each cell's best fixed setting", "dense", "the oracle")?;
         let titles = |oracle: bool| if oracle { "  mean  interval" } else { "  mean  interval       p95  worst   " };
         writeln!(out, "{:20}{:36}{:36}{:22}", "", titles(false), titles(false), titles(true))?;
-        for who in Who::ALL {
+        for who in Method::ALL {
             let long = |over| match self.of(who, over) {
                 Some(c) => format!("{:>6.2}  {}  {:>6.2} {:>6.2}", c.geomean, interval(&c.interval), c.p95, c.worst),
                 None => String::new(),
             };
-            let short = |c: &Compared| format!("{:>6.2}  {}", c.geomean, interval(&c.interval));
+            let short = |c: &RatioStats| format!("{:>6.2}  {}", c.geomean, interval(&c.interval));
             let oracle = self.of(who, Over::Oracle).map_or(String::new(), short);
             if self.of(who, Over::Dense).is_some() {
                 writeln!(out, "{:20}{:36}{:36}{oracle}", who.name(), long(Over::BestFixed), long(Over::Dense))?;
@@ -60,7 +60,8 @@ impl Summary {
     }
 
     fn write_groups(&self, out: &mut String) -> std::fmt::Result {
-        let shown: Vec<Who> = Who::ALL.into_iter().filter(|who| self.of(*who, Over::BestFixed).is_some()).collect();
+        let shown: Vec<Method> =
+            Method::ALL.into_iter().filter(|who| self.of(*who, Over::BestFixed).is_some()).collect();
         let titles = [
             ("family", &self.by_family),
             ("length of phases", &self.by_phase),
@@ -70,7 +71,7 @@ impl Summary {
             write!(out, "\n{:<41}cells", format!("over best fixed, by {title}"))?;
             writeln!(out, "{}", shown.iter().map(|who| format!("  {:<20}", who.name())).collect::<String>())?;
             for group in groups {
-                let of = |who: &Who| {
+                let of = |who: &Method| {
                     let found = group.compared.iter().find(|compared| compared.who == *who);
                     found.map_or(" ".repeat(22), |c| format!("{:>6.2}  {}", c.geomean, interval(&c.interval)))
                 };
@@ -115,7 +116,7 @@ impl Summary {
         writeln!(out, "  predicted t_sync is wrong by     {}", percent(self.prediction_error))?;
         for Accuracy { who, median, worst, below, runs } in &self.accuracy_over_dense {
             let title = match who {
-                Who::Flexcomm => "final accuracy over dense's".to_owned(),
+                Method::Flexcomm => "final accuracy over dense's".to_owned(),
                 control => format!("the same, of the {}", control.name()),
             };
             let (median, worst) = (100.0 * median, 100.0 * worst);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
-use flexcomm_suite::adaptive::{self, Beside, Change, Promise, Ran, Script};
+use flexcomm_suite::adaptive::{self, AdaptiveRun, ControlPlane, Prediction, Script, TimedOrder};
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
@@ -37,7 +37,7 @@ fn data() -> Arc<Data> {
     Arc::new(Data::synthetic(WORLD))
 }
 
-fn run<B: Beside>(cell: &Cell, initial: &str, beside: &mut B) -> Ran {
+fn run<B: ControlPlane>(cell: &Cell, initial: &str, beside: &mut B) -> AdaptiveRun {
     adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), beside).unwrap()
 }
 
@@ -50,7 +50,7 @@ struct Recorder {
     said: Vec<(usize, FromTrainer)>,
 }
 
-impl Beside for Recorder {
+impl ControlPlane for Recorder {
     type Token = usize;
 
     fn begin(&mut self, net: &mut Net<usize>, hellos: Vec<Hello>) {
@@ -72,8 +72,8 @@ impl Beside for Recorder {
         if rank == 0 { self.ready.take() } else { None }
     }
 
-    fn promised(&self) -> Vec<Promise> {
-        vec![Promise { version: Some(1), at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
+    fn predictions(&self) -> Vec<Prediction> {
+        vec![Prediction { version: Some(1), at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
     }
 }
 
@@ -133,7 +133,7 @@ fn a_script_of_one_strategy_is_the_fixed_setting() {
 
 #[test]
 fn a_script_changes_two_steps_after_its_time() {
-    let change = |at_s, text| Change { at_s, strategy: strategy(text) };
+    let change = |at_s, text| TimedOrder { at_s, strategy: strategy(text) };
     let changes = vec![change(0.5, CANDIDATES[0]), change(4.0, "fp16/dense-ring")];
     let ran = run(&cell(120), "none/dense-ring", &mut Script::new(changes.clone()));
     let [_, first, second] = &ran.switches[..] else { panic!("{:?}", ran.switches) };

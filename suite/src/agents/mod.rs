@@ -14,7 +14,7 @@ mod test;
 
 pub use node::Spent;
 
-use crate::adaptive::{Beside, Promise};
+use crate::adaptive::{ControlPlane, Prediction};
 use crate::cells::{Cell, Net};
 use anyhow::{Context, Result};
 use desk::Desk;
@@ -250,7 +250,7 @@ impl Agents {
     }
 }
 
-impl Beside for Agents {
+impl ControlPlane for Agents {
     type Token = Token;
 
     fn begin(&mut self, net: &mut Net<Token>, hellos: Vec<Hello>) {
@@ -285,19 +285,19 @@ impl Beside for Agents {
         self.spent.test_bytes
     }
 
-    fn promised(&self) -> Vec<Promise> {
+    fn predictions(&self) -> Vec<Prediction> {
         let job = self.nodes.first().and_then(Node::job);
         let made = job.map_or(Ok(Vec::new()), |job| self.desk.controller.decisions(job)).unwrap_or_default();
-        let promise = |made: flexcomm_controller::MadeDecision| {
+        let prediction = |made: flexcomm_controller::MadeDecision| {
             let (sync_s, version) = (made.predicted?.t_sync_s, Some(made.version.0));
-            Some(Promise { version, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
+            Some(Prediction { version, at_s: made.at.as_secs_f64(), strategy: made.strategy, sync_s })
         };
         let looks = job.map_or(&[][..], |job| self.desk.controller.looks(job));
         let predicted = |look: &flexcomm_controller::Look| {
             let (strategy, sync_s) = look.in_force?;
-            Some(Promise { version: None, at_s: look.at.as_secs_f64(), strategy, sync_s })
+            Some(Prediction { version: None, at_s: look.at.as_secs_f64(), strategy, sync_s })
         };
-        made.into_iter().filter_map(promise).chain(looks.iter().filter_map(predicted)).collect()
+        made.into_iter().filter_map(prediction).chain(looks.iter().filter_map(predicted)).collect()
     }
 }
 
