@@ -83,7 +83,8 @@ pub struct AskedTrial {
     pub aborted: Option<String>,
 }
 
-/// What a look at a job found. Looks that find the same verdict, waiting for the same, are one.
+/// What a look at a job found. Looks that find the same verdict, waiting for the same, are one, while what they predict of the strategy
+/// in force differs by less than one percent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Look {
     /// The first such look, since the controller's start.
@@ -94,6 +95,19 @@ pub struct Look {
     pub why: String,
     /// What the job waits for; empty when it waits for nothing.
     pub waiting: Vec<String>,
+    /// The strategy in force at that time, with the collective as it was predicted then, seconds; none before the first prediction.
+    pub in_force: Option<(Strategy, f64)>,
+}
+
+impl Look {
+    fn is_as(&self, next: &Self) -> bool {
+        let near = |(a, was): (Strategy, f64), (b, is): (Strategy, f64)| a == b && (is - was).abs() <= 0.01 * was;
+        let predicts_as = match (self.in_force, next.in_force) {
+            (Some(was), Some(is)) => near(was, is),
+            (was, is) => was == is,
+        };
+        predicts_as && self.verdict == next.verdict && self.waiting == next.waiting
+    }
 }
 
 impl Embedded {
@@ -203,20 +217,23 @@ impl Embedded {
     fn keep_looks(&mut self) {
         for (job, status) in &*self.app.statuses.lock() {
             let known = self.looks.entry(job.clone()).or_default();
-            let same = |last: &Look| last.verdict == status.verdict && last.waiting == status.waiting;
-            if !known.last().is_some_and(same) {
-                known.push(look(status));
+            let new = look(status);
+            if !known.last().is_some_and(|last| last.is_as(&new)) {
+                known.push(new);
             }
         }
     }
 }
 
 fn look(status: &JobStatus) -> Look {
+    let in_force = &status.report["in_force"];
+    let strategy = in_force["strategy"].as_str().and_then(|text| text.parse().ok());
     Look {
         at: since_start(status.at),
         verdict: status.verdict.clone(),
         why: status.report["why"].as_str().unwrap_or_default().to_owned(),
         waiting: status.waiting.clone(),
+        in_force: strategy.zip(in_force["t_sync_s"].as_f64()),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::cells::{Cell, Net};
 use crate::fixed::{self, TEST_EVERY};
 use crate::ranks::Data;
-use crate::trainers::{Around, Ticked, Trainers};
+use crate::trainers::{JobContext, Ticked, Trainers};
 use anyhow::Result;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use flexcomm_trainer::InForce;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What runs beside the job: agents and controller, nothing, or a script. Its clock is that of the network.
-pub trait Beside {
+pub trait ControlPlane {
     /// Of its timers and messages, see [`Token::Other`].
     type Token: Copy;
 
@@ -49,17 +49,17 @@ pub trait Beside {
         0.0
     }
 
-    /// What the decisions so far promised.
-    fn promised(&self) -> Vec<Promise> {
+    /// What decisions promised so far, and what looks that kept the strategy in force predicted of it, each oldest first.
+    fn predictions(&self) -> Vec<Prediction> {
         Vec::new()
     }
 }
 
-/// What a decision says that its strategy takes.
+/// What a decision says that its strategy takes, or a look that the one in force does.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Promise {
-    /// Of the decision.
-    pub version: u64,
+pub struct Prediction {
+    /// Of the decision; none of a look.
+    pub version: Option<u64>,
     /// When it was made, seconds since the job's start.
     pub at_s: f64,
     /// Its strategy.
@@ -70,7 +70,7 @@ pub struct Promise {
 
 /// What a run showed, whoever decided.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ran {
+pub struct AdaptiveRun {
     /// When each step of training ended on the last rank, seconds since the start; the time of trials is within.
     pub ends: Vec<f64>,
     /// Test losses every [`crate::fixed::TEST_EVERY`] steps, the first before any.
@@ -83,8 +83,10 @@ pub struct Ran {
     pub switches: Vec<Switch>,
     /// What was spent to find out.
     pub experiments: Experiments,
-    /// What decisions promised against what came.
-    pub predictions: Vec<Prediction>,
+    /// When that took time of the job.
+    pub delays: Vec<Delay>,
+    /// What was predicted against what came: of each decision, and of the strategy in force after each change of the network.
+    pub predictions: Vec<RatedPrediction>,
     /// Requests, reports and parts of orders that were refused, with the reasons.
     pub problems: Vec<String>,
 }
@@ -107,27 +109,39 @@ pub struct Switch {
 pub struct Experiments {
     /// Of live trials, in which nothing was learned.
     pub seconds: f64,
+    /// By which shadow trials made steps longer, if nothing else was waited for meanwhile.
+    #[serde(default)]
+    pub shadow_seconds: f64,
     /// That all ranks sent in trials, and agents in throughput tests.
     pub bytes: f64,
     /// Of all ranks' cores, for trials and for shadow trials.
     pub cpu_seconds: f64,
 }
 
-/// A decision's promise and the truth.
+/// Time that a live trial's iteration took, or a step longer for shadow trials.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Delay {
+    /// When that iteration or step ended, seconds since the start.
+    pub at_s: f64,
+    /// How long.
+    pub seconds: f64,
+}
+
+/// What was predicted and the truth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Prediction {
+pub struct RatedPrediction {
     /// When it was made, seconds since the start.
     pub at_s: f64,
-    /// Its strategy.
+    /// Of which strategy.
     pub strategy: String,
     /// Seconds of synchronisation in a step (t_sync), as predicted.
     pub predicted_s: f64,
-    /// And in the mean over the steps until the next switch or the next change of the network.
+    /// And in the mean over the steps from then on, until the next switch or the next change of the network.
     pub true_s: f64,
 }
 
 /// A cell's network at the job's first step, with what runs beside it.
-pub fn begin<B: Beside>(
+pub fn begin<B: ControlPlane>(
     cell: &Cell,
     truth: &Coefficients,
     seed: u64,
@@ -142,7 +156,7 @@ pub fn begin<B: Beside>(
 }
 
 /// Lets what runs beside the job go on until a moment, while the job has nothing under way.
-pub fn idle<B: Beside>(network: &mut Network<Token<B::Token>>, beside: &mut B, until: f64) {
+pub fn idle<B: ControlPlane>(network: &mut Network<Token<B::Token>>, beside: &mut B, until: f64) {
     while let Some(what) = network.advance_before(until) {
         let what = match what {
             Happened::Delivered(Token::Other(token)) => Happened::Delivered(token),
@@ -154,20 +168,20 @@ pub fn idle<B: Beside>(network: &mut Network<Token<B::Token>>, beside: &mut B, u
 }
 
 /// Trains a cell's job with `initial` in force at first, and with what is decided beside it.
-pub fn run<B: Beside>(
+pub fn run<B: ControlPlane>(
     cell: &Cell,
     truth: &Coefficients,
     data: &Arc<Data>,
     seed: u64,
     initial: Strategy,
     beside: &mut B,
-) -> Result<Ran> {
+) -> Result<AdaptiveRun> {
     let mut trainers = Trainers::new(cell, truth, data, seed, initial)?;
     let mut net = begin(cell, truth, seed, trainers.hellos()?, beside);
-    let mut around = Around { net: &mut net, beside };
+    let mut around = JobContext { net: &mut net, beside };
     let first = Switch { step: 0, at_s: 0.0, version: 0, strategy: initial.to_string() };
     let losses = vec![trainers.test().loss];
-    let mut ran = Ran { switches: vec![first], losses, ..Ran::default() };
+    let mut ran = AdaptiveRun { switches: vec![first], losses, ..AdaptiveRun::default() };
     let (mut now, mut syncs) = (0.0, Vec::new());
     while trainers.step() < cell.steps {
         let Some(ticked) = trainers.tick(&mut around)? else {
@@ -192,15 +206,28 @@ pub fn run<B: Beside>(
     ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
     ran.accuracy = trainers.test().accuracy;
     ran.experiments.bytes += beside.bytes();
-    ran.predictions = ran.kept(&beside.promised(), &syncs, &cell.changes(now));
+    let (predicted, changes) = (beside.predictions(), cell.changes(now));
+    ran.predictions = ran.kept(&predicted, &syncs, &changes);
+    ran.predictions.extend(ran.believed(&predicted, &syncs, &changes));
     Ok(ran)
 }
 
-impl Ran {
+impl AdaptiveRun {
+    /// As it was at a time, as far as that is seen by when steps ended.
+    pub(crate) fn until(&self, at_s: f64) -> Self {
+        let ends = self.ends[..self.ends.partition_point(|end| *end <= at_s)].to_vec();
+        let delays = self.delays.iter().copied().filter(|delay| delay.at_s <= at_s).collect();
+        Self { ends, delays, switches: self.switches.clone(), ..Self::default() }
+    }
+
     fn spend(&mut self, ticked: &Ticked, seconds: f64) {
+        let is_trial = ticked.tick.trial.is_some();
+        let delay = Delay { at_s: ticked.ended, seconds: if is_trial { seconds } else { ticked.shadows_s } };
+        self.delays.extend((delay.seconds > 0.0).then_some(delay));
         let spent = &mut self.experiments;
+        spent.shadow_seconds += ticked.shadows_s;
         spent.cpu_seconds += ticked.shadows_s * ticked.costs.len() as f64;
-        if ticked.tick.trial.is_some() {
+        if is_trial {
             spent.seconds += seconds;
             spent.bytes += ticked.costs.iter().map(|costs| costs.bytes as f64).sum::<f64>();
             spent.cpu_seconds +=
@@ -210,9 +237,9 @@ impl Ran {
 
     /// Promises of decisions that came into force, each with the mean of `syncs`, a value for each step, over the steps until another
     /// one does or the network changes.
-    fn kept(&self, promises: &[Promise], syncs: &[f64], changes: &[f64]) -> Vec<Prediction> {
-        let predicted = |promise: &Promise| {
-            let at = self.switches.iter().position(|switch| switch.version == promise.version)?;
+    fn kept(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
+        let predicted = |prediction: &Prediction| {
+            let at = self.switches.iter().position(|switch| Some(switch.version) == prediction.version)?;
             let Switch { step, at_s, ref strategy, .. } = self.switches[at];
             let last = self.switches.get(at + 1).map_or(u64::MAX, |next| next.step);
             let change = changes.iter().copied().find(|change| *change > at_s).unwrap_or(f64::INFINITY);
@@ -220,16 +247,42 @@ impl Ran {
                 (step as usize..syncs.len()).take_while(|step| (*step as u64) < last && self.ends[*step] <= change);
             let (count, sum) = steps.fold((0, 0.0), |(count, sum), step| (count + 1, sum + syncs[step]));
             let true_s = (count > 0).then(|| sum / f64::from(count))?;
-            Some(Prediction { at_s: promise.at_s, strategy: strategy.clone(), predicted_s: promise.sync_s, true_s })
+            Some(RatedPrediction {
+                at_s: prediction.at_s,
+                strategy: strategy.clone(),
+                predicted_s: prediction.sync_s,
+                true_s,
+            })
         };
-        promises.iter().filter_map(predicted).collect()
+        predictions.iter().filter_map(predicted).collect()
+    }
+
+    /// Of each time from a change of the network to the next one or to a switch: what the newest look of its first half predicted of the
+    /// strategy in force, with the mean of `syncs` over the steps of its second half.
+    fn believed(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
+        let end = self.ends.last().copied().unwrap_or(0.0);
+        let predicted = |(at, from): (usize, &f64)| {
+            let in_force = self.switches.iter().rfind(|switch| switch.at_s <= *from)?;
+            let switched = self.switches.iter().map(|switch| switch.at_s).find(|switch| switch > from);
+            let until = [changes.get(at + 1).copied(), switched].into_iter().flatten().fold(end, f64::min);
+            let half = (from + until) / 2.0;
+            let is_of = |look: &&Prediction| (*from..=half).contains(&look.at_s) && look.version.is_none();
+            let newest = predictions.iter().filter(is_of).next_back();
+            let look = newest.filter(|look| look.strategy.to_string() == in_force.strategy)?;
+            let first = 1 + self.ends.partition_point(|ended| *ended < half);
+            let steps = syncs.get(first..self.ends.partition_point(|ended| *ended <= until))?;
+            let true_s = (!steps.is_empty()).then(|| steps.iter().sum::<f64>() / steps.len() as f64)?;
+            let strategy = in_force.strategy.clone();
+            Some(RatedPrediction { at_s: look.at_s, strategy, predicted_s: look.sync_s, true_s })
+        };
+        changes.iter().enumerate().take_while(|(_, from)| **from < end).filter_map(predicted).collect()
     }
 }
 
 /// Orders strategies at given times, each in force two steps after the one that was under way.
 #[derive(Debug)]
 pub struct Script {
-    changes: Vec<Change>,
+    changes: Vec<TimedOrder>,
     job: Option<JobId>,
     /// How many were ordered; and whether the trainer has the last of them.
     ordered: usize,
@@ -238,7 +291,7 @@ pub struct Script {
 
 /// A strategy that is ordered at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Change {
+pub struct TimedOrder {
     /// Seconds since the start.
     pub at_s: f64,
     /// What.
@@ -247,12 +300,12 @@ pub struct Change {
 
 impl Script {
     /// In order of time.
-    pub fn new(changes: Vec<Change>) -> Self {
+    pub fn new(changes: Vec<TimedOrder>) -> Self {
         Self { changes, job: None, ordered: 0, taken: 0 }
     }
 }
 
-impl Beside for Script {
+impl ControlPlane for Script {
     type Token = ();
     const EVERY_STEP: bool = true;
 
@@ -276,7 +329,7 @@ impl Beside for Script {
         }
         self.taken = self.ordered;
         let (job, version) = (self.job.clone()?, self.ordered as u64);
-        let Change { at_s, strategy } = self.changes[self.ordered - 1];
+        let TimedOrder { at_s, strategy } = self.changes[self.ordered - 1];
         let decision = Decision {
             job: job.clone(),
             version: Version(version),
@@ -286,5 +339,42 @@ impl Beside for Script {
             reason: String::new(),
         };
         Some(JobOrders { job, decision: Some(DecisionOrder::from(&decision)), trial: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of 1 s; the network changes at 10, 20 and 30 s, the run ends at 34 s, and there is a switch at 16 s.
+    #[test]
+    fn what_is_in_force_after_a_change_is_rated() {
+        let (other, dense) = ("fp16/dense-ring".parse().unwrap(), Strategy::DENSE_RING);
+        let switch = |step: u64, strategy: Strategy| Switch {
+            step,
+            at_s: step as f64,
+            version: step,
+            strategy: strategy.to_string(),
+        };
+        let ends = (1..=34).map(f64::from).collect();
+        let ran = AdaptiveRun { ends, switches: vec![switch(0, dense), switch(16, other)], ..AdaptiveRun::default() };
+        let look = |at_s, strategy, sync_s| Prediction { version: None, at_s, strategy, sync_s };
+        let decision = Prediction { version: Some(16), ..look(14.0, other, 7.0) };
+        let looks = [
+            look(9.9, dense, 9.0),
+            look(11.0, dense, 1.0),
+            look(12.5, dense, 2.0),
+            decision,
+            look(13.5, dense, 3.0),
+            // Of what is no longer in force.
+            look(25.0, dense, 4.0),
+            look(31.0, other, 5.0),
+        ];
+        let syncs: Vec<f64> = (0..34).map(f64::from).collect();
+        let rated = ran.believed(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]);
+        let rated: Vec<_> = rated.iter().map(|p| (p.at_s, p.predicted_s, p.true_s)).collect();
+        // Halves at 13 and 32 s: steps 13 to 15 (that from 13 to 14 s is number 13), and 32 and 33.
+        assert_eq!(rated, [(12.5, 2.0, 14.0), (31.0, 5.0, 32.5)]);
+        assert_eq!(ran.kept(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]).len(), 1, "the decision");
     }
 }

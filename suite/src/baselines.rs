@@ -1,6 +1,6 @@
 //! What flexcomm is compared with in a cell: fixed settings, an oracle and chance; and how a run counts.
 
-use crate::adaptive::{Change, Experiments, Prediction, Switch};
+use crate::adaptive::{Experiments, RatedPrediction, Switch, TimedOrder};
 use crate::cells::Cell;
 use crate::fixed::{self, Curves, DENSE, rounded};
 use crate::reaction::Reactions;
@@ -109,12 +109,24 @@ pub struct Adapted {
     /// What was spent to find out.
     pub experiments: Experiments,
     /// What decisions promised against what came.
-    pub predictions: Vec<Prediction>,
+    pub predictions: Vec<RatedPrediction>,
     /// How it followed the network's changes.
     pub reactions: Reactions,
+    /// To the target, or to what counts where it is not reached.
+    #[serde(default)]
+    pub lost: Lost,
     /// Requests, reports and parts of orders that were refused, with the reasons.
     #[serde(default)]
     pub problems: Vec<String>,
+}
+
+/// Seconds that a run lost before its end as it counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lost {
+    /// See [`Reactions::lost_s`].
+    pub waiting_s: f64,
+    /// By live trials and shadow trials.
+    pub exploring_s: f64,
 }
 
 /// The fixed settings in a phase.
@@ -127,7 +139,7 @@ pub struct PhaseBest {
 }
 
 /// What does not hang on the binary that decides: fixed settings and controls in a cell.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Baselines {
     /// Of the cell, the truth and the curves of `seeds`.
     pub digest: String,
@@ -145,9 +157,20 @@ pub struct Baselines {
     pub oracle: Vec<Adapted>,
     /// Runs by chance.
     pub random: Vec<Adapted>,
-    /// Runs of the planner that was recorded with these baselines.
+    /// Runs of the planner that all others are compared with.
     #[serde(default)]
-    pub recorded: Vec<Adapted>,
+    pub recorded_planner: Option<RecordedPlanner>,
+}
+
+/// Flexcomm's runs in a cell by the program of one commit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedPlanner {
+    /// Whose planner decided.
+    pub commit: String,
+    /// Of the program.
+    pub binary: String,
+    /// One for each seed.
+    pub runs: Vec<Adapted>,
 }
 
 /// Everything of a cell.
@@ -165,6 +188,9 @@ pub struct Record {
     pub binary: String,
     /// Runs of agents and controller.
     pub flexcomm: Vec<Adapted>,
+    /// Why the cell could not be run to its end; not kept.
+    #[serde(skip)]
+    pub error: Option<String>,
 }
 
 /// What a setting's final accuracy may be below dense's to count as a best one: half a point, and what rounding makes of it.
@@ -180,6 +206,11 @@ impl Baselines {
     pub fn counted(&self, seed: u64, seconds: Option<f64>) -> Option<f64> {
         let most = UNREACHED * self.measure(seed)?.budget_s;
         Some(seconds.map_or(most, |seconds| seconds.min(most)))
+    }
+
+    /// Runs of the recorded planner; none where none is recorded.
+    pub fn recorded(&self) -> &[Adapted] {
+        self.recorded_planner.as_ref().map_or(&[], |planner| &planner.runs)
     }
 
     /// A fixed setting's run.
@@ -219,6 +250,16 @@ impl Baselines {
     pub fn best_fixed(&self) -> Option<&str> {
         let timed = self.accurate().into_iter().filter_map(|setting| Some((self.mean_seconds(setting)?, setting)));
         timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, setting)| setting)
+    }
+
+    /// Seconds of the best fixed setting with a seed, as they count; the least of those that are known, where some are missing.
+    pub fn best_seconds(&self, seed: u64) -> Option<f64> {
+        if let Some(best) = self.best_fixed() {
+            return self.fixed_seconds(best, seed);
+        }
+        let least = self.fixed(DENSE, seed)?.accuracy - ACCURACY_POINTS;
+        let known = self.fixed.iter().filter(|run| run.seed == seed && run.accuracy >= least);
+        known.filter_map(|run| self.counted(seed, run.seconds)).min_by(f64::total_cmp)
     }
 
     /// Seconds as they count, in the geometric mean over the seeds.
@@ -287,21 +328,21 @@ impl Baselines {
 }
 
 /// What the oracle orders up to a moment: the best of each phase, where it is another than before.
-pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest], until: f64) -> Result<Vec<Change>> {
-    let mut script = Vec::<Change>::new();
+pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest], until: f64) -> Result<Vec<TimedOrder>> {
+    let mut script = Vec::<TimedOrder>::new();
     for (at_s, phase) in [0.0].into_iter().chain(cell.changes(until)).zip(phases.iter().cycle()) {
         let strategy: Strategy = phase.setting.parse().with_context(|| format!("read {}", phase.setting))?;
         if script.last().is_none_or(|last| last.strategy != strategy) {
-            script.push(Change { at_s, strategy });
+            script.push(TimedOrder { at_s, strategy });
         }
     }
     Ok(script)
 }
 
 /// Any fixed setting at each change up to a moment.
-pub(crate) fn random_script(cell: &Cell, seed: u64, until: f64) -> Vec<Change> {
+pub(crate) fn random_script(cell: &Cell, seed: u64, until: f64) -> Vec<TimedOrder> {
     let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", cell.name)).0);
     let settings = fixed::settings(cell.momentum);
-    let any = |at_s| Change { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
+    let any = |at_s| TimedOrder { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
     [0.0].into_iter().chain(cell.changes(until)).map(any).collect()
 }

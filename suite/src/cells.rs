@@ -85,13 +85,13 @@ pub struct Phase {
     pub down_mbit: f64,
     /// NICs that differ.
     #[serde(default, rename = "nic", skip_serializing_if = "Vec::is_empty")]
-    pub nics: Vec<Odd>,
+    pub nics: Vec<NicOverride>,
 }
 
 /// A NIC that differs from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Odd {
+pub struct NicOverride {
     /// Which, from 0.
     pub nic: usize,
     /// Its bandwidth over the others'.
@@ -238,16 +238,16 @@ impl Cell {
 }
 
 impl Phase {
-    fn odd(&self, nic: usize) -> Option<&Odd> {
+    fn nic_override(&self, nic: usize) -> Option<&NicOverride> {
         self.nics.iter().find(|odd| odd.nic == nic)
     }
 
     fn factor(&self, nic: usize) -> f64 {
-        self.odd(nic).map_or(1.0, |odd| odd.bandwidth_factor)
+        self.nic_override(nic).map_or(1.0, |odd| odd.bandwidth_factor)
     }
 
     fn latency(&self, from: usize, to: usize) -> f64 {
-        let factor = |nic| self.odd(nic).map_or(1.0, |odd| odd.latency_factor);
+        let factor = |nic| self.nic_override(nic).map_or(1.0, |odd| odd.latency_factor);
         self.latency_ms * 1e-3 * f64::max(factor(from), factor(to))
     }
 }
@@ -273,7 +273,7 @@ impl<T: Copy> Net<T> {
         let nics = cell.nics();
         let port = |nic: usize, mbit: fn(&Phase) -> f64| Port {
             rate: cell.trace(|phase| mbit(phase) * phase.factor(nic) * 1e6 / 8.0),
-            competitors: cell.trace(|phase| phase.odd(nic).map_or(0.0, |odd| f64::from(odd.competitors))),
+            competitors: cell.trace(|phase| phase.nic_override(nic).map_or(0.0, |odd| f64::from(odd.competitors))),
             buffer: truth.buffer_bytes,
             burst: cell.burst(),
         };

@@ -1,6 +1,6 @@
 //! The cells of the suite, drawn once: a Latin hypercube over length of phases, ranks, model, momentum and communication.
 
-use crate::cells::{Cell, Odd, Phase};
+use crate::cells::{Cell, NicOverride, Phase};
 use crate::fixed::{self, rounded};
 use crate::ranks::Model;
 use crate::steps::Stragglers;
@@ -87,7 +87,7 @@ impl Family {
             Self::Bursts => {
                 let latency = near(rng);
                 let mut next = |busy: bool| {
-                    let mut of_others = |nic| Odd {
+                    let mut of_others = |nic| NicOverride {
                         nic,
                         bandwidth_factor: 1.0,
                         latency_factor: 1.0,
@@ -101,7 +101,7 @@ impl Family {
             Self::SlowNode => {
                 let (latency, nic) = (near(rng), rng.random_range(0..nics));
                 let factor = 10f64.powf(rng.random_range(-1.6..-0.6));
-                let slow = Odd { nic, bandwidth_factor: factor, latency_factor: 3.0, competitors: 0 };
+                let slow = NicOverride { nic, bandwidth_factor: factor, latency_factor: 3.0, competitors: 0 };
                 vec![even(latency, 2.0), Level { nics: vec![slow], ..even(latency, 2.0) }]
             }
             Self::Asymmetric => {
@@ -124,7 +124,7 @@ struct Level {
     latency_ms: f64,
     up: f64,
     down: f64,
-    nics: Vec<Odd>,
+    nics: Vec<NicOverride>,
 }
 
 /// Phases that a run by a good fixed setting lasts for.

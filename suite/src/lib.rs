@@ -3,9 +3,10 @@
 //! What a fixed setting learns does not depend on the network: [`fixed`] trains each once ([`ranks`], with the gradients of
 //! [`model`]) and plays its curve through the network of any cell ([`cells`], drawn by [`families`]), whose transfers [`steps`] hands
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
-//! [`run`] does both for all cells and keeps a file for each ([`files`]); [`score`] makes seconds to a target and ratios of them,
-//! [`reaction`] times from changes to better strategies, [`summary`] and [`plot`] show all of it. [`reality`]
-//! compares with an experiment, [`calibrate`] fits the truth to a machine.
+//! [`run`] does both for all cells, with curves that are this program's ([`spot`]), and keeps a file for each ([`files`]); [`score`]
+//! makes seconds to a target and ratios of them, `ratios` compares cells, [`reaction`] makes times from changes to better strategies,
+//! [`summary`] and [`plot`] show all of it. [`mod@record`] keeps results as baselines, [`reality`] compares with an experiment,
+//! [`calibrate`] fits the truth to a machine.
 
 pub mod adaptive;
 pub mod agents;
@@ -18,10 +19,13 @@ pub mod fixed;
 pub mod model;
 pub mod plot;
 pub mod ranks;
+mod ratios;
 pub mod reaction;
 pub mod reality;
+pub mod record;
 pub mod run;
 pub mod score;
+pub mod spot;
 pub mod steps;
 pub mod summary;
 mod table;

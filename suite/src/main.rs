@@ -4,15 +4,15 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
-use flexcomm_suite::baselines::{Baselines, Record};
+use flexcomm_suite::baselines::Record;
 use flexcomm_suite::calibrate::{Level, Measured};
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
-use flexcomm_suite::reality::{self, Ran};
+use flexcomm_suite::reality::{self, MeasuredRun};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::{Of, Summary};
-use flexcomm_suite::{calibrate, families, files, plot};
+use flexcomm_suite::{calibrate, families, files, plot, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -82,8 +82,11 @@ enum Command {
         #[arg(long, default_value = TARGET)]
         target: PathBuf,
     },
-    /// Keeps the results that there are as baselines, and flexcomm's runs as the recorded planner's.
+    /// Keeps the results that there are as baselines.
     Record {
+        /// Keeps flexcomm's runs as the recorded planner's, too: the commit whose planner ran.
+        #[arg(long, value_name = "COMMIT")]
+        planner: Option<String>,
         /// Where to.
         #[arg(long, default_value = BASELINES)]
         baselines: PathBuf,
@@ -153,7 +156,7 @@ struct RunArgs {
     /// Baselines; missing ones are computed and kept with the results.
     #[arg(long, default_value = BASELINES)]
     baselines: PathBuf,
-    /// Where to results go.
+    /// Where results go.
     #[arg(long, default_value = TARGET)]
     target: PathBuf,
     /// Uses no result of an earlier run.
@@ -185,8 +188,10 @@ fn main() -> Result<()> {
             let recipes = cells.iter().flat_map(|cell| cell.seeds.iter().map(|seed| cell.recipe(*seed)));
             unless_stopped(train(recipes, &library, common.threads), &stop)
         }
-        Command::Fixed { target } => compare(&target.join("results")),
-        Command::Record { baselines, target } => record(&baselines, &target.join("results")),
+        Command::Fixed { target } => print_fixed(&target.join("results")),
+        Command::Record { planner, baselines, target } => {
+            record::record(&baselines, &target.join("results"), planner.as_deref())
+        }
         Command::Freeze => {
             let digest = run::frozen_digest(&Cell::read_all(CELLS.as_ref())?, &Coefficients::frozen())?;
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
@@ -239,17 +244,11 @@ fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usiz
 /// What an experiment took beside what the truth says.
 fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()> {
     let truth = self::truth(Some(truth))?;
-    let (runs, cell) = (Ran::read_all(results)?, Cell::read(cell)?);
+    let (runs, cell) = (MeasuredRun::read_all(results)?, Cell::read(cell)?);
     let compared = reality::compare(&runs, &cell, &truth, &Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?)?;
     files::write_json(&results.join("compare.json"), &compared)?;
     print!("{compared}");
     Ok(())
-}
-
-/// Flexcomm's runs of a cell that ended with an error, and with which.
-fn errors_of(record: &Record) -> Vec<String> {
-    let errors = record.flexcomm.iter().filter_map(|run| Some((run.seed, run.error.as_ref()?)));
-    errors.map(|(seed, error)| format!("{}, seed {seed}: {error}", record.name)).collect()
 }
 
 /// Those of the cells that are asked for.
@@ -296,6 +295,7 @@ fn run(args: RunArgs) -> Result<()> {
         truth,
         library,
         decided: Box::new(run::decided),
+        checked: Box::new(spot::check),
         binary: binary.clone(),
         results: args.target.join("results"),
         baselines: args.baselines,
@@ -304,10 +304,9 @@ fn run(args: RunArgs) -> Result<()> {
     };
     let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
-    let done = suite.all(&jobs, threads);
+    let records = suite.all(&jobs, threads);
     unless_stopped(Ok(()), &stop)?;
-    let failed: Vec<String> = done.failed.iter().map(|failed| failed.cell.clone()).collect();
-    let summary = Summary::new(&done.records, Of { digest, frozen, binary, failed });
+    let summary = Summary::new(&records, Of { digest, frozen, binary });
     files::write_json(&args.target.join("summary.json"), &summary)?;
     let plots = [
         ("regret-by-family", "Regret by family", &summary.by_family),
@@ -317,21 +316,19 @@ fn run(args: RunArgs) -> Result<()> {
     for (file, title, groups) in plots {
         files::write(&args.target.join(format!("{file}.svg")), &plot::groups(title, groups))?;
     }
-    for record in &done.records {
+    for record in &records {
         let path = args.target.join("cells").join(format!("{}.svg", record.name));
         files::write(&path, &plot::timeline(record))?;
     }
     println!("{}", summary.table());
     println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", args.target.display());
-    let errors: Vec<String> = done.failed.iter().map(|failed| format!("{}: {:#}", failed.cell, failed.error)).collect();
-    let ended: Vec<String> = done.records.iter().flat_map(errors_of).collect();
-    ensure!(ended.is_empty(), "{} runs of flexcomm ended with an error\n{}", ended.len(), ended.join("\n"));
-    ensure!(errors.is_empty(), "failed to run {} cells\n{}", errors.len(), errors.join("\n"));
+    let failures = run::failures(&records);
+    ensure!(failures.is_empty(), "{} cells or runs ended with an error\n{}", failures.len(), failures.join("\n"));
     Ok(())
 }
 
 /// Seconds to the target by setting, best first, cell by cell.
-fn compare(results: &Path) -> Result<()> {
+fn print_fixed(results: &Path) -> Result<()> {
     for Record { name, cell, baselines, .. } in run::read_records(results)? {
         let Cell { world, model, momentum, phase_s, communication_ratio, .. } = cell;
         println!(
@@ -344,23 +341,6 @@ fn compare(results: &Path) -> Result<()> {
             let points = 100.0 * baselines.accuracy_over_dense(setting).unwrap_or(f64::NAN);
             println!("  {:12.2} s  {points:+6.2} points  {setting}", seconds.unwrap_or(f64::NAN));
         }
-    }
-    Ok(())
-}
-
-/// Copies what does not change with the program.
-fn record(baselines: &Path, results: &Path) -> Result<()> {
-    let records = run::read_records(results)?;
-    ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", results.display());
-    for record in records {
-        let (name, seeds) = (&record.name, &record.cell.seeds);
-        let whole = seeds.iter().all(|seed| record.flexcomm.iter().any(|run| run.seed == *seed));
-        ensure!(
-            whole,
-            "{name} has not run with all of its seeds {seeds:?}: a run without --quick and --seeds comes first"
-        );
-        let kept = Baselines { recorded: record.flexcomm, ..record.baselines };
-        files::write_json(&baselines.join(format!("{}.json", record.name)), &kept)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::adaptive::Switch;
 use crate::baselines::{Line, Record};
 use crate::fixed::DENSE;
-use crate::summary::{Group, Who};
+use crate::summary::{Group, Method};
 use std::fmt::Write;
 
 const WIDTH: f64 = 900.0;
@@ -15,13 +15,13 @@ const ROW: f64 = 15.0;
 /// Of a chart of lines, without its margins.
 const HEIGHT: f64 = 360.0;
 
-fn colour(who: Who) -> &'static str {
+fn colour(who: Method) -> &'static str {
     match who {
-        Who::Flexcomm => "#c0392b",
-        Who::Oracle => "#27803b",
-        Who::Random => "#8e8e8e",
-        Who::BestAverageFixed => "#2c5fa8",
-        Who::RecordedPlanner => "#b8860b",
+        Method::Flexcomm => "#c0392b",
+        Method::Oracle => "#27803b",
+        Method::Random => "#8e8e8e",
+        Method::BestAverageFixed => "#2c5fa8",
+        Method::RecordedPlanner => "#b8860b",
     }
 }
 
@@ -124,7 +124,7 @@ pub fn groups(title: &str, groups: &[Group]) -> String {
     let all = || groups.iter().flat_map(|group| &group.compared);
     let values = all().flat_map(|c| [c.interval.low, c.interval.high, c.geomean, 0.9, 1.1]);
     let axis = Axis::of(values, LEFT, WIDTH - RIGHT, true);
-    svg.legend(Who::ALL.into_iter().filter(|who| all().any(|c| c.who == *who)).map(|who| (who.name(), colour(who))));
+    svg.legend(Method::ALL.into_iter().filter(|who| all().any(|c| c.who == *who)).map(|who| (who.name(), colour(who))));
     for tick in axis.ticks() {
         let (x, dark) = (axis.at(tick), if tick == 1.0 { "#555" } else { "#ddd" });
         svg.line((x, TOP - 10.0), (x, bottom), dark, 1.0);

@@ -22,7 +22,7 @@ const ADAPTIVE: &str = "flexcomm";
 
 /// One run of the experiment: a `result-*.json`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Ran {
+pub struct MeasuredRun {
     /// The strategy.
     pub setting: String,
     /// Of the run.
@@ -33,7 +33,7 @@ pub struct Ran {
     pub losses: Vec<f64>,
 }
 
-impl Ran {
+impl MeasuredRun {
     /// All of a folder, by name of the file.
     pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
         let is_result = |name: &str| name.starts_with("result-") && name.ends_with(".json");
@@ -56,7 +56,7 @@ pub struct PhaseTimes {
 
 /// A setting in both.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Compared {
+pub struct SettingComparison {
     /// The strategy.
     pub setting: String,
     /// Runs of the experiment.
@@ -85,7 +85,7 @@ pub struct Comparison {
     /// The same of the worst setting.
     pub worst_error: f64,
     /// In the experiment's order.
-    pub settings: Vec<Compared>,
+    pub settings: Vec<SettingComparison>,
 }
 
 /// Times of a setting's runs on one side.
@@ -130,10 +130,10 @@ fn phase_at(cell: &Cell, seconds: f64) -> usize {
 }
 
 /// Plays the experiment's settings through the truth.
-pub fn compare(runs: &[Ran], cell: &Cell, truth: &Coefficients, data: &Arc<Data>) -> Result<Comparison> {
+pub fn compare(runs: &[MeasuredRun], cell: &Cell, truth: &Coefficients, data: &Arc<Data>) -> Result<Comparison> {
     let dense: BTreeMap<u64, Vec<Point>> =
         runs.iter().filter(|run| run.setting == fixed::DENSE).map(|run| (run.seed, run.smoothed())).collect();
-    let mut by_setting: BTreeMap<&str, Vec<&Ran>> = BTreeMap::new();
+    let mut by_setting: BTreeMap<&str, Vec<&MeasuredRun>> = BTreeMap::new();
     for run in runs.iter().filter(|run| run.setting != ADAPTIVE) {
         ensure!(
             run.ends.len() as u64 == cell.steps,
@@ -160,7 +160,7 @@ pub fn compare(runs: &[Ran], cell: &Cell, truth: &Coefficients, data: &Arc<Data>
         }
         let (experiment_s, truth_s) = (measured.mean_s(), played.mean_s());
         let phase = |phase| PhaseTimes { experiment_ms: measured.phase_ms(phase), truth_ms: played.phase_ms(phase) };
-        settings.push(Compared {
+        settings.push(SettingComparison {
             setting: setting.to_owned(),
             seeds: runs.len(),
             reached,
@@ -172,7 +172,7 @@ pub fn compare(runs: &[Ran], cell: &Cell, truth: &Coefficients, data: &Arc<Data>
     }
     settings.sort_by(|a, b| a.experiment_s.total_cmp(&b.experiment_s));
     let errors: Vec<f64> = settings.iter().map(|one| one.ratio.max(1.0 / one.ratio) - 1.0).collect();
-    let of = |value: fn(&Compared) -> f64| settings.iter().map(value).collect::<Vec<_>>();
+    let of = |value: fn(&SettingComparison) -> f64| settings.iter().map(value).collect::<Vec<_>>();
     Ok(Comparison {
         cell: cell.name.clone(),
         kendall: score::kendall(&of(|one| one.experiment_s), &of(|one| one.truth_s)),
@@ -220,10 +220,10 @@ mod tests {
     }
 
     /// What an experiment would have shown where the truth is right.
-    fn as_played(cell: &Cell, truth: &Coefficients, data: &Arc<Data>, setting: &str, losses: [f64; 3]) -> Ran {
+    fn as_played(cell: &Cell, truth: &Coefficients, data: &Arc<Data>, setting: &str, losses: [f64; 3]) -> MeasuredRun {
         let curve = fixed::sizes(cell, setting, data).unwrap();
         let ends = fixed::replay(cell, truth, 1, &curve).unwrap();
-        Ran { setting: setting.to_owned(), seed: 1, ends, losses: losses.to_vec() }
+        MeasuredRun { setting: setting.to_owned(), seed: 1, ends, losses: losses.to_vec() }
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
         let (cell, truth, data) = (cell(), Coefficients::frozen(), Arc::new(Data::synthetic(2)));
         let dense = as_played(&cell, &truth, &data, fixed::DENSE, [2.0, 1.0, 0.5]);
         let top_k = as_played(&cell, &truth, &data, TOP_K, [2.0, 1.5, 1.4]);
-        let adaptive = Ran { setting: ADAPTIVE.to_owned(), ends: vec![1.0], ..dense.clone() };
+        let adaptive = MeasuredRun { setting: ADAPTIVE.to_owned(), ends: vec![1.0], ..dense.clone() };
         let compared = compare(&[dense.clone(), top_k.clone(), adaptive], &cell, &truth, &data).unwrap();
         assert_eq!((compared.kendall, compared.worst_error, compared.settings.len()), (Some(1.0), 0.0, 2));
         let [first, second] = &compared.settings[..] else { unreachable!() };
@@ -242,7 +242,7 @@ mod tests {
         );
         assert_eq!(first.experiment_s, top_k.ends[49], "without the target: all steps");
         assert_eq!(second.phases[0].experiment_ms, second.phases[0].truth_ms);
-        let slower = Ran { ends: dense.ends.iter().map(|end| 1.2 * end).collect(), ..dense };
+        let slower = MeasuredRun { ends: dense.ends.iter().map(|end| 1.2 * end).collect(), ..dense };
         let compared = compare(&[slower, top_k], &cell, &truth, &data).unwrap();
         assert!((compared.settings[1].ratio - 1.0 / 1.2).abs() < 1e-9 && (compared.worst_error - 0.2).abs() < 1e-9);
         let text = compared.to_string();
@@ -253,13 +253,13 @@ mod tests {
     #[test]
     fn results_that_cannot_be_compared_are_named() {
         let (cell, truth, data) = (cell(), Coefficients::frozen(), Arc::new(Data::synthetic(2)));
-        let ran = |setting: &str, steps: usize| Ran {
+        let ran = |setting: &str, steps: usize| MeasuredRun {
             setting: setting.to_owned(),
             seed: 3,
             ends: (1..=steps).map(|end| end as f64).collect(),
             losses: vec![2.0, 1.0, 0.5],
         };
-        let error = |runs: &[Ran]| format!("{:#}", compare(runs, &cell, &truth, &data).unwrap_err());
+        let error = |runs: &[MeasuredRun]| format!("{:#}", compare(runs, &cell, &truth, &data).unwrap_err());
         assert!(error(&[ran(TOP_K, 50)]).contains("seed 3 has no run of none/dense-ring"));
         assert!(error(&[ran(fixed::DENSE, 20)]).contains("none/dense-ring has 20 steps, the cell 50"));
         assert!(error(&[ran("topq", 50)]).contains("failed to read the strategy topq"));
@@ -282,8 +282,8 @@ mod tests {
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("result-a-1.json", r#"{"setting": "a", "seed": 1, "ends": [1.0], "losses": [2.0], "final": 70.0}"#);
         write("results.json", "[]");
-        assert_eq!(Ran::read_all(folder.path()).unwrap().len(), 1);
+        assert_eq!(MeasuredRun::read_all(folder.path()).unwrap().len(), 1);
         write("result-b-1.json", "{");
-        assert!(format!("{:#}", Ran::read_all(folder.path()).unwrap_err()).contains("result-b-1.json"));
+        assert!(format!("{:#}", MeasuredRun::read_all(folder.path()).unwrap_err()).contains("result-b-1.json"));
     }
 }

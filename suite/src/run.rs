@@ -1,12 +1,12 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, Change, Ran};
+use crate::adaptive::{self, AdaptiveRun, TimedOrder};
 use crate::agents::Agents;
-use crate::baselines::{Adapted, Baselines, Course, Record, oracle_script, random_script};
+use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
 use crate::files;
-use crate::fixed::{self, Curves, DENSE, Library};
-use crate::ranks::Data;
+use crate::fixed::{self, Curves, DENSE, Library, Setting};
+use crate::ranks::{Data, Recipe};
 use crate::reaction;
 use crate::score;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -21,28 +21,31 @@ use std::time::Instant;
 
 /// Who decides in a run that adapts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Who {
+pub enum Decider {
     /// Agents and controller, as they are shipped.
     Flexcomm,
     /// Who knows the best fixed setting of each phase.
-    Oracle(Vec<Change>),
+    Oracle(Vec<TimedOrder>),
     /// Any fixed setting at each change.
-    Random(Vec<Change>),
+    Random(Vec<TimedOrder>),
 }
 
 /// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
-pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Who) -> Result<Ran> + Send + Sync;
+pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Decider) -> Result<AdaptiveRun> + Send + Sync;
+
+/// Whether a job's curves are what the deciding program, of that digest, trains. An argument of [`Suite`] for the same reason.
+pub type Checked = dyn Fn(&Library, &Recipe, &Curves, &str) -> Result<()> + Send + Sync;
 
 /// The real one. A job begins dense.
-pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Who) -> Result<Ran> {
+pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Decider) -> Result<AdaptiveRun> {
     match who {
-        Who::Flexcomm => {
+        Decider::Flexcomm => {
             let config = RawConfig::default().validate().context("use the controller's defaults")?;
             let mut agents = Agents::new(cell, truth, config)?;
             let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents)?;
-            Ok(Ran { problems: agents.problems(), ..ran })
+            Ok(AdaptiveRun { problems: agents.problems(), ..ran })
         }
-        Who::Oracle(script) | Who::Random(script) => {
+        Decider::Oracle(script) | Decider::Random(script) => {
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script))
         }
     }
@@ -98,6 +101,8 @@ pub struct Suite {
     pub library: Library,
     /// Runs what adapts.
     pub decided: Box<Decided>,
+    /// Checks curves before they are used.
+    pub checked: Box<Checked>,
     /// Of the deciding program.
     pub binary: String,
     /// A file for each cell.
@@ -126,22 +131,21 @@ impl Job {
     }
 }
 
-/// A cell that could not be run.
-#[derive(Debug)]
-pub struct Failed {
-    /// Its name.
-    pub cell: String,
-    /// Why.
-    pub error: anyhow::Error,
-}
-
-/// What all jobs came to.
-#[derive(Debug, Default)]
-pub struct All {
-    /// In the order of the jobs.
-    pub records: Vec<Record>,
-    /// Those without a record.
-    pub failed: Vec<Failed>,
+/// All that ended with an error: cells, and runs of flexcomm and of the controls.
+pub fn failures(records: &[Record]) -> Vec<String> {
+    let of = |record: &Record| {
+        let Record { name, flexcomm, baselines: Baselines { oracle, random, .. }, .. } = record;
+        let runs = [("flexcomm", flexcomm), ("oracle", oracle), ("random", random)];
+        let failed = runs.into_iter().flat_map(|(who, runs)| runs.iter().map(move |run| (who, run)));
+        let text = |(who, run): (&str, &Adapted)| {
+            // A run that is missing since its cell failed is told with the cell.
+            let error = run.error.as_ref().filter(|_| run.error != record.error)?;
+            Some(format!("{name}, seed {}, {who}: {error}", run.seed))
+        };
+        let cell = record.error.as_ref().map(|error| format!("{name}: {error}"));
+        cell.into_iter().chain(failed.filter_map(text)).collect::<Vec<_>>()
+    };
+    records.iter().flat_map(of).collect()
 }
 
 /// All results of a folder, by name.
@@ -173,31 +177,22 @@ impl Suite {
         Ok(covers && self.digest(&job.cell, &baselines.seeds)?.as_ref() == Some(&baselines.digest))
     }
 
+    /// A seed's curves, which are this program's.
+    fn curves(&self, cell: &Cell, seed: u64, settings: &[Setting]) -> Result<Curves> {
+        let recipe = cell.recipe(seed);
+        let curves = self.library.curves(&recipe, settings)?;
+        (self.checked)(&self.library, &recipe, &curves, &self.binary)?;
+        Ok(curves)
+    }
+
     /// What is known of a cell before it runs.
-    fn begin(&self, job: &Job) -> Result<Record> {
+    fn begin(&self, job: &Job, record: &mut Record) -> Result<()> {
         let Job { cell, seeds } = job;
         let settings = fixed::settings(cell.momentum);
         for seed in seeds {
-            self.library.curves(&cell.recipe(*seed), &settings)?;
+            self.curves(cell, *seed, &settings)?;
         }
-        let mut record = Record {
-            name: cell.name.clone(),
-            cell: cell.clone(),
-            seeds: seeds.clone(),
-            baselines: Baselines {
-                digest: self.digest(cell, seeds)?.context("curves are missing")?,
-                seeds: seeds.clone(),
-                measures: Vec::new(),
-                fixed: Vec::new(),
-                phases: Vec::new(),
-                lines: BTreeMap::new(),
-                oracle: Vec::new(),
-                random: Vec::new(),
-                recorded: Vec::new(),
-            },
-            binary: self.binary.clone(),
-            flexcomm: Vec::new(),
-        };
+        record.baselines.digest = self.digest(cell, seeds)?.context("curves are missing")?;
         let kept: Option<Baselines> = files::read_json(&path_of(&self.baselines, &cell.name)).ok();
         let before: Option<Record> =
             self.resume.then(|| files::read_json(&path_of(&self.results, &cell.name)).ok()).flatten();
@@ -215,22 +210,31 @@ impl Suite {
             // What was recorded since comes along; what ran here since stays.
             match record.baselines.fixed.is_empty() || record.baselines.digest != kept.digest {
                 true => record.baselines = kept,
-                false => record.baselines.recorded = kept.recorded,
+                false => record.baselines.recorded_planner = kept.recorded_planner,
             }
         }
         let Baselines { oracle, random, .. } = &mut record.baselines;
         // A control's error may be gone with this program.
         [oracle, random].into_iter().for_each(|runs| runs.retain(|run| run.error.is_none()));
-        Ok(record)
+        Ok(())
     }
 
     fn keep(&self, record: &Record) -> Result<()> {
         files::write_json(&path_of(&self.results, &record.name), record)
     }
 
+    /// A cell, as far as it could be run.
+    pub fn cell(&self, job: &Job) -> Record {
+        let mut record = Record::new(job, &self.binary);
+        if let Err(error) = unless_panicked(|| self.complete(job, &mut record)) {
+            record.fail(format!("{error:#}"));
+        }
+        record
+    }
+
     /// All of a cell that is not there yet.
-    pub fn cell(&self, job: &Job) -> Result<Record> {
-        let mut record = self.begin(job)?;
+    fn complete(&self, job: &Job, record: &mut Record) -> Result<()> {
+        self.begin(job, record)?;
         let cell = &job.cell;
         let settings = fixed::settings(cell.momentum);
         for seed in record.baselines.seeds.clone() {
@@ -244,33 +248,32 @@ impl Suite {
         record.baselines.lines.retain(|setting, _| *setting == best || setting == DENSE);
         let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
         record.baselines.add_phases(cell, &self.truth, &curves)?;
-        self.keep(&record)?;
+        self.keep(record)?;
         for seed in job.seeds.clone() {
-            self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt_oracle(&mut record, cell, seed)?;
+            self.adapt(record, seed, Decider::Flexcomm)?;
+            self.adapt_oracle(record, cell, seed)?;
             let random = random_script(cell, seed, record.baselines.counts_until(seed)?);
-            self.adapt(&mut record, seed, Who::Random(random))?;
+            self.adapt(record, seed, Decider::Random(random))?;
         }
-        while let Some(half) = self.wide(&record) {
+        while let Some(half) = self.wide(record) {
             let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
             eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
+            record.seeds.push(seed);
             let few: Vec<_> = settings.iter().filter(|(name, _)| name == DENSE || *name == best).cloned().collect();
-            let curves = self.library.curves(&cell.recipe(seed), &few)?;
+            let curves = self.curves(cell, seed, &few)?;
             for (setting, _) in &few {
                 record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
             }
-            record.seeds.push(seed);
-            self.adapt(&mut record, seed, Who::Flexcomm)?;
-            self.adapt_oracle(&mut record, cell, seed)?;
+            self.adapt(record, seed, Decider::Flexcomm)?;
+            self.adapt_oracle(record, cell, seed)?;
         }
-        self.keep(&record)?;
-        Ok(record)
+        self.keep(record)
     }
 
     fn adapt_oracle(&self, record: &mut Record, cell: &Cell, seed: u64) -> Result<()> {
         let until = record.baselines.counts_until(seed)?;
         let script = oracle_script(cell, &record.baselines.phases, until)?;
-        self.adapt(record, seed, Who::Oracle(script))
+        self.adapt(record, seed, Decider::Oracle(script))
     }
 
     fn go_on(&self) -> Result<()> {
@@ -284,17 +287,16 @@ impl Suite {
             return None;
         }
         let ratios = record.ratios(&record.flexcomm, record.baselines.best_fixed()?);
-        let interval = score::bootstrap(&vec![vec![ratios]], 1)?;
-        Some((interval.high / interval.low).ln() / 2.0).filter(|half| *half > WIDE)
+        score::half_width(&ratios).filter(|half| *half > WIDE)
     }
 
     /// Adds a run that adapts, unless it is there.
-    fn adapt(&self, record: &mut Record, seed: u64, who: Who) -> Result<()> {
+    fn adapt(&self, record: &mut Record, seed: u64, who: Decider) -> Result<()> {
         self.go_on()?;
         let runs = match &who {
-            Who::Flexcomm => &record.flexcomm,
-            Who::Oracle(_) => &record.baselines.oracle,
-            Who::Random(_) => &record.baselines.random,
+            Decider::Flexcomm => &record.flexcomm,
+            Decider::Oracle(_) => &record.baselines.oracle,
+            Decider::Random(_) => &record.baselines.random,
         };
         if runs.iter().any(|run| run.seed == seed) {
             return Ok(());
@@ -310,16 +312,16 @@ impl Suite {
             }
         };
         match who {
-            Who::Flexcomm => &mut record.flexcomm,
-            Who::Oracle(_) => &mut record.baselines.oracle,
-            Who::Random(_) => &mut record.baselines.random,
+            Decider::Flexcomm => &mut record.flexcomm,
+            Decider::Oracle(_) => &mut record.baselines.oracle,
+            Decider::Random(_) => &mut record.baselines.random,
         }
         .push(adapted);
         self.keep(record)
     }
 
     /// All jobs, the longest first, by so many threads.
-    pub fn all(&self, jobs: &[Job], threads: usize) -> All {
+    pub fn all(&self, jobs: &[Job], threads: usize) -> Vec<Record> {
         let mut sorted: Vec<&Job> = jobs.iter().collect();
         sorted.sort_by(|a, b| b.size().total_cmp(&a.size()));
         let (left, done) = (Mutex::new(sorted.into_iter()), Mutex::new(Vec::new()));
@@ -327,43 +329,35 @@ impl Suite {
         let next = || left.lock().ok().and_then(|mut left| left.next()).filter(|_| self.go_on().is_ok());
         let work = || {
             while let Some(job) = next() {
-                let (began, result) = (Instant::now(), unless_panicked(|| self.cell(job)));
+                let (began, record) = (Instant::now(), self.cell(job));
                 let Ok(mut done) = done.lock() else { return };
-                done.push((job.size(), job.cell.name.clone(), result));
-                let share = done.iter().map(|(size, ..)| size).sum::<f64>() / all;
+                let outcome = in_words(&record);
+                done.push((job.size(), record));
+                let share = done.iter().map(|(size, _)| size).sum::<f64>() / all;
                 let elapsed = begun.elapsed().as_secs_f64();
                 let (number, count, seconds) = (done.len(), jobs.len(), began.elapsed().as_secs_f64());
                 let minutes = elapsed * (1.0 - share) / share / 60.0;
-                let outcome = done.last().map_or(String::new(), |(.., result)| in_words(result));
                 eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
         };
         std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
-        let mut all = All::default();
-        for (_, cell, result) in done.into_inner().unwrap_or_default() {
-            match result {
-                Ok(record) => all.records.push(record),
-                Err(error) => all.failed.push(Failed { cell, error }),
-            }
-        }
-        let place = |name: &str| jobs.iter().position(|job| job.cell.name == name);
-        all.records.sort_by_key(|record| place(&record.name));
-        all
+        let done = done.into_inner().unwrap_or_default();
+        let mut records: Vec<Record> = done.into_iter().map(|(_, record)| record).collect();
+        records.sort_by_key(|record| jobs.iter().position(|job| job.cell.name == record.name));
+        records
     }
 }
 
-fn in_words(result: &Result<Record>) -> String {
-    match result {
-        Ok(record) => {
-            let best = record.baselines.best_fixed().unwrap_or_default();
-            let ratio = score::geometric_mean(record.ratios(&record.flexcomm, best)).unwrap_or(f64::NAN);
-            format!("{ratio:.2} times the best fixed setting ({best})")
-        }
-        Err(error) => format!("{error:#}"),
+fn in_words(record: &Record) -> String {
+    if let Some(error) = &record.error {
+        return error.clone();
     }
+    let best = record.baselines.best_fixed().unwrap_or_default();
+    let ratio = score::geometric_mean(record.ratios(&record.flexcomm, best)).unwrap_or(f64::NAN);
+    format!("{ratio:.2} times the best fixed setting ({best})")
 }
 
-impl Who {
+impl Decider {
     fn name(&self) -> &'static str {
         match self {
             Self::Flexcomm => "flexcomm",
@@ -374,9 +368,15 @@ impl Who {
 }
 
 /// What is kept of a run.
-fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
+fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
     let course = Course::new(&ran.ends, &ran.losses);
     let reached = course.reached(record.baselines.measure(seed).context("dense comes first")?.target);
+    let counted = record.baselines.counted(seed, reached.map(|r| r.seconds)).context("dense comes first")?;
+    let (until, phases) = (ran.until(counted), &record.baselines.phases);
+    let lost = Lost {
+        waiting_s: reaction::of(&until, &record.cell, phases).lost_s,
+        exploring_s: until.delays.iter().map(|delay| delay.seconds).sum(),
+    };
     Ok(Adapted {
         seed,
         error: None,
@@ -384,7 +384,8 @@ fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
         seconds: reached.map(|r| r.seconds),
         accuracy: Some(ran.accuracy),
         line: course.line(),
-        reactions: reaction::of(&ran, &record.cell, &record.baselines.phases),
+        reactions: reaction::of(&ran, &record.cell, phases),
+        lost,
         switches: ran.switches,
         experiments: ran.experiments,
         predictions: ran.predictions,
@@ -393,6 +394,28 @@ fn adapted(record: &Record, seed: u64, ran: Ran) -> Result<Adapted> {
 }
 
 impl Record {
+    /// Of a cell that nothing is known of.
+    fn new(Job { cell, seeds }: &Job, binary: &str) -> Self {
+        Self {
+            name: cell.name.clone(),
+            cell: cell.clone(),
+            seeds: seeds.clone(),
+            baselines: Baselines { seeds: seeds.clone(), ..Baselines::default() },
+            binary: binary.to_owned(),
+            flexcomm: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// No run comes after this error: those that are missing end with it.
+    pub(crate) fn fail(&mut self, error: String) {
+        let missing = self.seeds.iter().filter(|seed| self.flexcomm.iter().all(|run| run.seed != **seed));
+        let failed = |seed: &u64| Adapted { seed: *seed, error: Some(error.clone()), ..Adapted::default() };
+        let failed: Vec<Adapted> = missing.map(failed).collect();
+        self.flexcomm.extend(failed);
+        self.error = Some(error);
+    }
+
     /// Seconds of runs over those of a fixed setting, seed by seed; a run that is missing counts as unreached.
     pub fn ratios(&self, runs: &[Adapted], setting: &str) -> Vec<f64> {
         let ratio = |seed: &u64| Some(self.seconds(runs, *seed)? / self.baselines.fixed_seconds(setting, *seed)?);
@@ -408,10 +431,12 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::baselines::PhaseBest;
+    use crate::adaptive::{Delay, Experiments};
+    use crate::baselines::{PhaseBest, RecordedPlanner};
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
     use crate::ranks::Model;
+    use crate::steps::Stragglers;
     use flexcomm_domain::Strategy;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
     use tempfile::TempDir;
@@ -453,6 +478,12 @@ mod tests {
         Curves { recipe, curves: fixed::settings(recipe.momentum).into_iter().map(curve).collect() }
     }
 
+    /// Of a cell that did not fail.
+    fn whole(record: Record) -> Record {
+        assert_eq!(record.error, None);
+        record
+    }
+
     struct World {
         folder: TempDir,
         calls: Arc<AtomicUsize>,
@@ -472,11 +503,14 @@ mod tests {
         /// Whoever decides: a step in 0.1 s, and dense's losses. With seed 2 flexcomm panics.
         fn suite(&self) -> Suite {
             let calls = self.calls.clone();
-            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Who| {
+            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Decider| {
                 calls.fetch_add(1, Ordering::Relaxed);
-                assert!(seed != 2 || who != Who::Flexcomm, "made to fail");
+                assert!(seed != 2 || who != Decider::Flexcomm, "made to fail");
                 let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
-                Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+                let delays = [0.5, 1.2, 4.0].map(|at_s| Delay { at_s, seconds: if at_s > 1.0 { 0.5 } else { 0.25 } });
+                let experiments = Experiments { seconds: 2.0, ..Experiments::default() };
+                let (losses, delays) = (vec![2.0, 1.0, 0.5], delays.to_vec());
+                Ok(AdaptiveRun { ends, losses, accuracy: 0.9, delays, experiments, ..AdaptiveRun::default() })
             };
             let images = Shared::synthetic(&[2]);
             Suite {
@@ -488,6 +522,7 @@ mod tests {
                     Arc::new(AtomicBool::new(false)),
                 ),
                 decided: Box::new(decided),
+                checked: Box::new(|_, _, _, _| Ok(())),
                 binary: "a".into(),
                 results: self.path("results"),
                 baselines: self.path("baselines"),
@@ -499,7 +534,7 @@ mod tests {
         /// How many runs adapted.
         fn runs(&self, suite: &Suite) -> usize {
             let before = self.calls.load(Ordering::Relaxed);
-            suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+            whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
             self.calls.load(Ordering::Relaxed) - before
         }
     }
@@ -508,7 +543,7 @@ mod tests {
     fn a_cell_is_run_and_measured_as_defined() {
         let world = World::new();
         let suite = world.suite();
-        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
         let baselines = &record.baselines;
         // Smoothed: 1.5, 1.1667, 0.75; at 15 of 50 steps three fifths of the way between the first two.
         let measure = baselines.measure(1).unwrap();
@@ -527,10 +562,22 @@ mod tests {
         assert_eq!(second.error.as_deref(), Some("panicked: made to fail"));
         let top_k = |seed| baselines.fixed_seconds(TOP_K, seed).unwrap();
         let budget = baselines.measure(2).unwrap().budget_s;
+        // Of what it lost in the whole run only what it did before its target.
+        assert!(first.lost.exploring_s == 0.75 && first.experiments.seconds == 2.0, "{:?}", first.lost);
         let ratios = record.ratios(&record.flexcomm, TOP_K);
         let expected = [1.5 / top_k(1), 3.0 * budget / top_k(2)];
         assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");
         assert_eq!(record.ratios(&record.flexcomm[..1], TOP_K), ratios, "a missing run counts as much");
+        assert_eq!(failures(&[record]), [format!("{}, seed 2, flexcomm: panicked: made to fail", cell().name)]);
+    }
+
+    #[test]
+    fn a_cell_with_curves_of_another_program_does_not_run() {
+        let world = World::new();
+        let suite = Suite { checked: Box::new(crate::spot::check), ..world.suite() };
+        let record = suite.cell(&Job { cell: cell(), seeds: vec![1] });
+        assert!(record.error.as_ref().unwrap().contains("of another program"), "{:?}", record.error);
+        assert_eq!((world.calls.load(Ordering::Relaxed), record.baselines.fixed.len()), (0, 0));
     }
 
     #[test]
@@ -544,12 +591,13 @@ mod tests {
         assert_eq!(world.runs(&Suite { binary: "b".into(), ..world.suite() }), 2, "another program decides");
         // Kept baselines hold for any program, and serve runs with fewer seeds.
         let Record { baselines, flexcomm, .. } = files::read_json(&path).unwrap();
-        let kept = Baselines { recorded: flexcomm, ..baselines };
+        let planner = RecordedPlanner { commit: "abc".into(), binary: "a".into(), runs: flexcomm };
+        let kept = Baselines { recorded_planner: Some(planner), ..baselines };
         files::write_json(&world.path("baselines").join(format!("{}.json", cell().name)), &kept).unwrap();
         let anew = Suite { resume: false, ..world.suite() };
         assert_eq!(world.runs(&anew), 2);
-        let one = anew.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap();
-        assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded.len()), (1, 2, 2));
+        let one = whole(anew.cell(&Job { cell: cell(), seeds: vec![1] }));
+        assert_eq!((one.flexcomm.len(), one.baselines.seeds.len(), one.baselines.recorded().len()), (1, 2, 2));
         let mut truth = Coefficients::frozen();
         truth.tcp.timeout_s = 0.3;
         assert_eq!(world.runs(&Suite { truth, ..world.suite() }), 6, "another truth");
@@ -560,7 +608,7 @@ mod tests {
         assert_eq!(world.runs(&world.suite()), 6, "another curve");
         let slower = Cell { compute_s: 0.2, ..cell() };
         let before = world.calls.load(Ordering::Relaxed);
-        world.suite().cell(&Job { cell: slower, seeds: vec![1] }).unwrap();
+        whole(world.suite().cell(&Job { cell: slower, seeds: vec![1] }));
         assert_eq!(world.calls.load(Ordering::Relaxed) - before, 3, "another cell");
         std::fs::write(&path, "{").unwrap();
         assert_eq!(world.runs(&world.suite()), 6, "half a file is none");
@@ -572,7 +620,7 @@ mod tests {
         let world = World::new();
         let run = |name: &str| {
             let suite = Suite { decided: Box::new(decided), results: world.path(name), ..world.suite() };
-            suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().baselines
+            whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).baselines
         };
         let baselines = run("once");
         let [oracle, random] = [&baselines.oracle[0], &baselines.random[0]];
@@ -595,14 +643,16 @@ mod tests {
         let jobs = [Job { cell: broken, seeds: vec![1] }, Job { cell: cell(), seeds: vec![1] }];
         let suite = Suite { truth: Coefficients { codec: BTreeMap::new(), ..suite.truth.clone() }, ..suite };
         let all = suite.all(&jobs[1..], 2);
-        assert!(all.records.is_empty());
-        assert!(format!("{:#}", all.failed[0].error).contains("the truth has no [codec"), "{:#}", all.failed[0].error);
+        let error = all[0].error.as_ref().unwrap();
+        assert!(error.contains("the truth has no [codec"), "{error}");
+        assert_eq!(all[0].flexcomm[0].error.as_ref(), Some(error));
+        assert_eq!(failures(&all), [format!("{}: {error}", cell().name)]);
         let suite = world.suite();
-        assert_eq!(suite.all(&jobs[1..], 2).records.len(), 1);
+        assert!(suite.all(&jobs[1..], 2)[0].error.is_none());
         suite.library.stop.store(true, Ordering::Relaxed);
-        let stopped = suite.cell(&jobs[0]).unwrap_err();
-        assert_eq!(format!("{stopped:#}"), "stopped", "curves of another momentum would be trained");
-        assert!(suite.all(&jobs, 2).records.is_empty());
+        let stopped = suite.cell(&jobs[0]);
+        assert_eq!(stopped.error.as_deref(), Some("stopped"), "curves of another momentum would be trained");
+        assert!(suite.all(&jobs, 2).is_empty());
     }
 
     #[test]
@@ -627,19 +677,29 @@ mod tests {
     fn more_seeds_narrow_a_wide_interval() {
         let world = World::new();
         (3..=6).for_each(|seed| curves(cell().recipe(seed)).write(&world.path("kept")).unwrap());
-        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Who| {
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
             let ends = (1..=50).map(|step| f64::from(step) * if seed == 1 { 0.1 } else { 0.2 }).collect();
-            Ok(Ran { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..Ran::default() })
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
         };
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
-        let record = suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap();
+        let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
         assert_eq!(record.seeds, [1, 2, 3, 4]);
         assert_eq!((record.flexcomm.len(), record.baselines.oracle.len(), record.baselines.random.len()), (4, 4, 2));
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
-        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }).unwrap(), record);
+        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
+        // The range of three is not wide, the interval of their mean is.
+        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
+            let step_s = [1.0, 1.04, 1.08][(seed as usize - 1) % 3] * 0.1;
+            let ends = (1..=50).map(|step| f64::from(step) * step_s).collect();
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
+        };
+        let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
+        let (results, even) = (world.path("even"), Cell { stragglers, ..cell() });
+        let suite = Suite { decided: Box::new(decided), most_seeds: 4, results, ..world.suite() };
+        assert_eq!(whole(suite.cell(&Job { cell: even, seeds: vec![1, 2, 3] })).seeds, [1, 2, 3, 4]);
         // All the same: no further seed.
         let suite = Suite { most_seeds: 4, ..world.suite() };
-        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1] }).unwrap().seeds, [1]);
+        assert_eq!(whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).seeds, [1]);
     }
 
     #[test]

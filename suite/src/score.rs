@@ -73,6 +73,11 @@ pub fn geometric_mean(ratios: impl IntoIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| (sum / f64::from(count)).exp())
 }
 
+/// How far two positive numbers are apart, as a share of the smaller one: twice as much and half as much are both 1.
+pub fn apart(a: f64, b: f64) -> f64 {
+    (a / b).ln().abs().exp() - 1.0
+}
+
 /// The value below which this share of the values lies, between ranks by a straight line; none of no values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -90,6 +95,17 @@ pub struct Interval {
     pub low: f64,
     /// 2.5 % lie above it.
     pub high: f64,
+}
+
+/// Half of the 95 % interval of a geometric mean of few ratios, as a logarithm, by Student's t; none of fewer than two. The bootstrap
+/// of three values covers but three quarters.
+pub fn half_width(ratios: &[f64]) -> Option<f64> {
+    /// 97.5 % quantiles for 1, 2, ... degrees of freedom.
+    const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    let (count, freedom) = (ratios.len() as f64, ratios.len().checked_sub(1).filter(|freedom| *freedom > 0)?);
+    let mean = mean(ratios.iter().map(|ratio| ratio.ln()));
+    let squares: f64 = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum();
+    Some(T[freedom.min(T.len()) - 1] * (squares / freedom as f64 / count).sqrt())
 }
 
 /// Ratios by family, by cell, by seed. A cell without ratios counts as none.
@@ -176,6 +192,21 @@ mod tests {
             [0.0, 1.0, 2.5, 3.0, 3.5].map(|s| seconds_at(&ends, s)),
             [Some(0.0), Some(1.0), Some(3.0), Some(4.0), None]
         );
+    }
+
+    #[test]
+    fn twice_as_much_is_as_far_as_half() {
+        assert!([apart(2.0, 1.0), apart(1.0, 2.0)].iter().all(|share| (share - 1.0).abs() < 1e-12));
+        assert_eq!(apart(3.0, 3.0), 0.0);
+    }
+
+    #[test]
+    fn few_ratios_have_a_wide_interval() {
+        let logs = [0.0f64, 0.05, 0.1];
+        // A standard deviation of 0.05, of the mean 0.05 / √3.
+        let half = half_width(&logs.map(f64::exp)).unwrap();
+        assert!((half - 4.303 * 0.05 / 3f64.sqrt()).abs() < 1e-9, "{half}");
+        assert!(half_width(&[1.0]).is_none() && half_width(&[2.0; 30]).unwrap() < 1e-12);
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! What all cells say together: `summary.json`.
 
 use crate::adaptive::Experiments;
-use crate::baselines::{Adapted, Record};
+use crate::baselines::{ACCURACY_POINTS, Adapted, Record, UNREACHED};
 use crate::fixed::{self, DENSE};
-use crate::score::{self, Families, Interval};
+use crate::ratios::{View, best_average, families, of_label, prediction_errors};
+use crate::score::{self, Interval};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who is compared with fixed settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Who {
+pub enum Method {
     /// Agents and controller.
     Flexcomm,
     /// The best of each phase, two steps after the change.
@@ -23,7 +24,7 @@ pub enum Who {
     RecordedPlanner,
 }
 
-impl Who {
+impl Method {
     /// In the order of the table.
     pub const ALL: [Self; 5] =
         [Self::Flexcomm, Self::Oracle, Self::Random, Self::BestAverageFixed, Self::RecordedPlanner];
@@ -61,8 +62,9 @@ pub struct Row {
     pub setting: String,
     /// Of the run.
     pub seed: u64,
-    /// As they count: three times the budget for a run that does not reach the target.
-    pub seconds_to_target: f64,
+    /// As they count: three times the budget for a run that does not reach the target. None of a cell that failed before its budget
+    /// was known.
+    pub seconds_to_target: Option<f64>,
     /// Whether it does.
     pub reached: bool,
     /// Share of held-out images that is recognised; none of a run that ended with an error.
@@ -81,9 +83,9 @@ pub struct Row {
 
 /// Times of one over times of another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Compared {
+pub struct RatioStats {
     /// Whose.
-    pub who: Who,
+    pub who: Method,
     /// Over whose.
     pub over: Over,
     /// Over families of the geometric mean over their cells.
@@ -106,7 +108,7 @@ pub struct Group {
     /// How many.
     pub cells: usize,
     /// Of each.
-    pub compared: Vec<Compared>,
+    pub compared: Vec<RatioStats>,
 }
 
 /// Of several values.
@@ -119,7 +121,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(values: &[f64]) -> Self {
+    pub(crate) fn of(values: &[f64]) -> Self {
         Self { median: score::quantile(values, 0.5), p95: score::quantile(values, 0.95) }
     }
 }
@@ -148,13 +150,39 @@ pub struct Reaction {
     pub unneeded: usize,
 }
 
+/// Final accuracy over dense's with the same seed, of runs without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Accuracy {
+    /// Whose.
+    pub who: Method,
+    /// Of the runs, as a share of images.
+    pub median: f64,
+    /// The least.
+    pub worst: f64,
+    /// Runs more than half a point below dense.
+    pub below: usize,
+    /// Runs.
+    pub runs: usize,
+}
+
+/// Requests, reports and parts of orders that were refused in flexcomm's runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problems {
+    /// In all runs.
+    pub count: usize,
+    /// In how many runs.
+    pub runs: usize,
+    /// The first: its cell, seed and reason.
+    pub first: Option<String>,
+}
+
 /// Where most of the time over the oracle's goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Steps under a worse strategy after changes of the network.
     Waiting,
-    /// Live trials.
+    /// Live trials, and steps that shadow trials made longer.
     Exploring,
     /// More steps than the oracle: what compression costs in learning was taken for less.
     WrongGain,
@@ -206,12 +234,12 @@ pub struct Summary {
     pub geomean_vs_fixed: BTreeMap<String, f64>,
     /// Of cells whose phases last for 60 s and more.
     pub worst_ratio_to_best_fixed_60s: Option<f64>,
-    /// Predicted over true t_sync, how far from 1.
+    /// How far predicted and true t_sync are apart, over the smaller one: of decisions, and of what is in force after each change.
     pub prediction_error: Spread,
     /// The one setting that is best over all cells.
     pub best_average_fixed: Option<String>,
     /// Everyone against the best fixed settings, dense and the oracle.
-    pub compared: Vec<Compared>,
+    pub compared: Vec<RatioStats>,
     /// By family.
     pub by_family: Vec<Group>,
     /// By length of phases.
@@ -224,11 +252,15 @@ pub struct Summary {
     pub experiments: Spent,
     /// From changes to better strategies.
     pub reaction: Reaction,
+    /// Of flexcomm and the controls.
+    pub accuracy_over_dense: Vec<Accuracy>,
+    /// What was refused.
+    pub problems: Problems,
     /// Flexcomm's runs that do not reach the target, those with errors among them.
     pub unreached: usize,
     /// Flexcomm's runs that ended with an error.
     pub errors: usize,
-    /// Cells without a result.
+    /// Cells that could not be run to their end.
     pub failed: Vec<String>,
 }
 
@@ -241,196 +273,6 @@ pub struct Of {
     pub frozen: bool,
     /// Of the deciding program.
     pub binary: String,
-    /// Cells without a result.
-    pub failed: Vec<String>,
-}
-
-struct View<'a> {
-    records: &'a [Record],
-    best_average: Option<String>,
-}
-
-impl View<'_> {
-    /// Seconds as they count.
-    fn seconds(&self, record: &Record, who: Who, seed: u64) -> Option<f64> {
-        let baselines = &record.baselines;
-        match who {
-            Who::Flexcomm => record.seconds(&record.flexcomm, seed),
-            Who::Oracle => record.seconds(&baselines.oracle, seed),
-            // Has no run with seeds that were added for a narrower interval.
-            Who::Random if !baselines.seeds.contains(&seed) => None,
-            Who::Random => record.seconds(&baselines.random, seed),
-            Who::BestAverageFixed => baselines.fixed_seconds(&of_label(record, self.best_average.as_ref()?)?, seed),
-            Who::RecordedPlanner => {
-                let run = baselines.recorded.iter().find(|run| run.seed == seed)?;
-                baselines.counted(seed, run.seconds)
-            }
-        }
-    }
-
-    fn over(&self, record: &Record, over: Over, seed: u64) -> Option<f64> {
-        match over {
-            Over::BestFixed => record.baselines.fixed_seconds(record.baselines.best_fixed()?, seed),
-            Over::Dense => record.baselines.fixed_seconds(DENSE, seed),
-            Over::Oracle => self.seconds(record, Who::Oracle, seed),
-        }
-    }
-
-    /// By seed.
-    fn ratios(&self, record: &Record, who: Who, over: Over) -> Vec<f64> {
-        let ratio = |seed: &u64| Some(self.seconds(record, who, *seed)? / self.over(record, over, *seed)?);
-        record.seeds.iter().filter_map(ratio).collect()
-    }
-
-    fn ratio(&self, record: &Record, who: Who, over: Over) -> Option<f64> {
-        score::geometric_mean(self.ratios(record, who, over))
-    }
-
-    fn compared(&self, who: Who, over: Over, keep: impl Fn(&Record) -> bool) -> Option<Compared> {
-        let kept: Vec<&Record> = self.records.iter().filter(|record| keep(record)).collect();
-        let families = families(&kept, |record| self.ratios(record, who, over));
-        let mut cells: Vec<(f64, &str)> =
-            kept.iter().filter_map(|record| Some((self.ratio(record, who, over)?, record.name.as_str()))).collect();
-        cells.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (worst, worst_cell) = *cells.last()?;
-        let ratios: Vec<f64> = cells.iter().map(|(ratio, _)| *ratio).collect();
-        Some(Compared {
-            who,
-            over,
-            geomean: score::mean_of_families(&families)?,
-            interval: score::bootstrap(&families, 1)?,
-            p95: score::quantile(&ratios, 0.95)?,
-            worst,
-            worst_cell: worst_cell.to_owned(),
-        })
-    }
-
-    /// Cells by what they are alike in, in the order of its key.
-    fn groups<K: Ord>(&self, key: impl Fn(&Record) -> K, name: impl Fn(&K) -> String) -> Vec<Group> {
-        let keys: BTreeSet<K> = self.records.iter().map(&key).collect();
-        let group = |wanted: &K| Group {
-            name: name(wanted),
-            cells: self.records.iter().filter(|record| key(record) == *wanted).count(),
-            compared: Who::ALL
-                .into_iter()
-                .filter_map(|who| self.compared(who, Over::BestFixed, |record| key(record) == *wanted))
-                .collect(),
-        };
-        keys.iter().map(group).collect()
-    }
-
-    fn rows(&self, record: &Record) -> Vec<Row> {
-        let baselines = &record.baselines;
-        let row = |setting: &str, seed: u64, seconds: Option<f64>, adapted: Option<&Adapted>| {
-            let counted = baselines.counted(seed, seconds)?;
-            let ratio = |over| Some(counted / self.over(record, over, seed)?);
-            Some(Row {
-                cell: record.name.clone(),
-                setting: setting.to_owned(),
-                seed,
-                seconds_to_target: counted,
-                reached: seconds.is_some(),
-                final_accuracy: adapted.map_or(baselines.fixed(setting, seed).map(|f| f.accuracy), |run| run.accuracy),
-                ratio_to_best_fixed: ratio(Over::BestFixed),
-                ratio_to_dense: ratio(Over::Dense),
-                ratio_to_oracle: ratio(Over::Oracle),
-                experiment_seconds: adapted.map_or(0.0, |run| run.experiments.seconds),
-                error: adapted.and_then(|run| run.error.clone()),
-            })
-        };
-        let missing = Adapted { error: Some("missing".into()), ..Adapted::default() };
-        let mut rows = Vec::new();
-        for (who, runs) in [
-            ("flexcomm", &record.flexcomm),
-            ("oracle", &baselines.oracle),
-            ("random", &baselines.random),
-            ("recorded planner", &baselines.recorded),
-        ] {
-            for seed in &record.seeds {
-                let run = runs.iter().find(|run| run.seed == *seed);
-                // Controls may have fewer seeds.
-                let run = if who == "flexcomm" { run.or(Some(&missing)) } else { run };
-                rows.extend(run.and_then(|run| row(who, *seed, run.seconds, Some(run))));
-            }
-        }
-        let wanted = baselines.fixed.iter().filter(|run| record.seeds.contains(&run.seed));
-        rows.extend(wanted.filter_map(|run| row(&run.setting, run.seed, run.seconds, None)));
-        rows
-    }
-
-    /// Why a cell's runs take longer than the oracle's, and how much of that one cause is.
-    fn cause(&self, record: &Record) -> Option<(Cause, f64)> {
-        let mut causes: BTreeMap<Cause, f64> = BTreeMap::new();
-        let mut lost = 0.0;
-        let error = Spread::of(&prediction_errors(&record.flexcomm)).median;
-        for run in &record.flexcomm {
-            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed)?;
-            let (seconds, best) = (self.seconds(record, Who::Flexcomm, run.seed)?, oracle.seconds?);
-            lost += seconds - best;
-            let more_steps = run.steps.zip(oracle.steps).map_or(0.0, |(own, best)| (own - best).max(0.0));
-            let known = [
-                (Cause::Waiting, run.reactions.lost_s),
-                (Cause::Exploring, run.experiments.seconds),
-                (Cause::WrongGain, more_steps * best / oracle.steps?),
-            ];
-            let slower = seconds - best - known.iter().map(|(_, seconds)| seconds).sum::<f64>();
-            known.into_iter().for_each(|(cause, seconds)| *causes.entry(cause).or_default() += seconds);
-            // What is left are slower steps, if the target was reached at all.
-            if let (Some(_), Some(error)) = (run.seconds, error) {
-                let cause = if error >= 0.3 { Cause::WrongLink } else { Cause::WrongCost };
-                *causes.entry(cause).or_default() += slower.max(0.0);
-            }
-        }
-        let (cause, seconds) = causes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (lost > 0.0 && seconds > 0.0).then(|| (cause, (seconds / lost).min(1.0)))
-    }
-}
-
-/// The strategy of a label in a cell.
-fn of_label(record: &Record, label: &str) -> Option<String> {
-    record.baselines.settings().into_iter().find(|setting| fixed::label(setting) == label).map(str::to_owned)
-}
-
-fn families(records: &[&Record], ratios: impl Fn(&Record) -> Vec<f64>) -> Families {
-    let mut families: BTreeMap<&str, Vec<Vec<f64>>> = BTreeMap::new();
-    for record in records {
-        families.entry(&record.cell.family).or_default().push(ratios(record));
-    }
-    families.into_values().collect()
-}
-
-fn prediction_errors(runs: &[Adapted]) -> Vec<f64> {
-    let predictions = runs.iter().flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0);
-    predictions.map(|p| (p.predicted_s / p.true_s - 1.0).abs()).collect()
-}
-
-/// Labels of the fixed settings that ran in all cells, in the order of the first.
-fn labels(records: &[Record]) -> Vec<String> {
-    let Some(first) = records.first() else { return Vec::new() };
-    let all = first.baselines.settings().into_iter().map(fixed::label);
-    all.filter(|label| records.iter().all(|record| of_label(record, label).is_some())).collect()
-}
-
-/// One setting for all cells: the least time over dense's, of those whose final accuracy is within half a point of dense's in the mean.
-fn best_average(records: &[Record]) -> Option<String> {
-    let all: Vec<&Record> = records.iter().collect();
-    let time = |label: &str| {
-        let ratios = |record: &Record| {
-            let Some(setting) = of_label(record, label) else { return Vec::new() };
-            let baselines = &record.baselines;
-            let seconds = |setting: &str, seed| baselines.fixed_seconds(setting, seed);
-            let ratio = |seed: &u64| Some(seconds(&setting, *seed)? / seconds(DENSE, *seed)?);
-            baselines.seeds.iter().filter_map(ratio).collect()
-        };
-        score::mean_of_families(&families(&all, ratios))
-    };
-    let accurate = |label: &String| {
-        let differences =
-            records.iter().filter_map(|record| record.baselines.accuracy_over_dense(&of_label(record, label)?));
-        differences.clone().sum::<f64>() >= -crate::baselines::ACCURACY_POINTS * differences.count() as f64
-    };
-    let timed = labels(records).into_iter().filter(accurate).filter_map(|label| Some((time(&label)?, label)));
-    timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, label)| label)
 }
 
 /// A number's band, by the upper ends of all but the last.
@@ -446,19 +288,21 @@ impl Summary {
         let all: Vec<&Record> = records.iter().collect();
         let against = |label: String| {
             let ratios = |record: &Record| {
-                of_label(record, &label).map_or(Vec::new(), |setting| record.ratios(&record.flexcomm, &setting))
+                let known = of_label(record, &label).map(|setting| record.ratios(&record.flexcomm, &setting));
+                let failed = record.error.as_ref().map(|_| vec![UNREACHED; record.seeds.len()]);
+                known.or(failed).unwrap_or_default()
             };
             Some((label.clone(), score::mean_of_families(&families(&all, ratios))?))
         };
         let every: BTreeSet<String> =
             records.iter().flat_map(|record| record.baselines.settings()).map(fixed::label).collect();
-        let flexcomm = |record: &Record| view.ratio(record, Who::Flexcomm, Over::BestFixed);
+        let flexcomm = |record: &Record| view.ratio(record, Method::Flexcomm, Over::BestFixed);
         let worst_60 = records.iter().filter(|record| record.cell.phase_s >= 60.0).filter_map(flexcomm);
         let mut worst: Vec<Worst> = records.iter().filter_map(|record| worst_of(&view, record)).collect();
         worst.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
         worst.truncate(8);
         let pairs =
-            Who::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
+            Method::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
         Self {
             digest: of.digest,
             frozen: of.frozen,
@@ -477,15 +321,17 @@ impl Summary {
             worst,
             experiments: spent(records),
             reaction: reaction(records),
+            accuracy_over_dense: Method::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
+            problems: problems(records),
             unreached: runs().filter(|run| run.seconds.is_none()).count(),
             errors: runs().filter(|run| run.error.is_some()).count(),
-            failed: of.failed,
+            failed: records.iter().filter(|r| r.error.is_some()).map(|r| r.name.clone()).collect(),
             best_average_fixed: view.best_average,
         }
     }
 
     /// What is compared of one with another.
-    pub fn of(&self, who: Who, over: Over) -> Option<&Compared> {
+    pub fn of(&self, who: Method, over: Over) -> Option<&RatioStats> {
         self.compared.iter().find(|compared| (compared.who, compared.over) == (who, over))
     }
 }
@@ -496,10 +342,43 @@ const RATIO_ENDS: [f64; 4] = [0.3, 1.0, 3.0, 10.0];
 const RATIO_BANDS: [&str; 5] = ["below 0.3", "0.3 to 1", "1 to 3", "3 to 10", "10 and more"];
 
 fn worst_of(view: &View<'_>, record: &Record) -> Option<Worst> {
-    let ratio = view.ratio(record, Who::Flexcomm, Over::BestFixed)?;
+    let ratio = view.ratio(record, Method::Flexcomm, Over::BestFixed)?;
     let (cause, share) = view.cause(record).unzip();
     let errors = record.flexcomm.iter().filter(|run| run.error.is_some()).count();
     Some(Worst { cell: record.name.clone(), ratio, cause, share, errors })
+}
+
+fn accuracy(records: &[Record], who: Method) -> Option<Accuracy> {
+    let runs = |record: &'_ Record| match who {
+        Method::Flexcomm => record.flexcomm.clone(),
+        Method::Oracle => record.baselines.oracle.clone(),
+        Method::Random => record.baselines.random.clone(),
+        Method::BestAverageFixed | Method::RecordedPlanner => Vec::new(),
+    };
+    let over = |record: &Record| {
+        let over = |run: Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
+        runs(record).into_iter().filter_map(over).collect::<Vec<f64>>()
+    };
+    let all: Vec<f64> = records.iter().flat_map(over).collect();
+    Some(Accuracy {
+        who,
+        median: score::quantile(&all, 0.5)?,
+        worst: score::quantile(&all, 0.0)?,
+        below: all.iter().filter(|over| **over < -ACCURACY_POINTS).count(),
+        runs: all.len(),
+    })
+}
+
+fn problems(records: &[Record]) -> Problems {
+    let mut all = Problems::default();
+    for record in records {
+        for run in record.flexcomm.iter().filter(|run| !run.problems.is_empty()) {
+            (all.count, all.runs) = (all.count + run.problems.len(), all.runs + 1);
+            let first = || format!("{}, seed {}: {}", record.name, run.seed, run.problems[0]);
+            all.first.get_or_insert_with(first);
+        }
+    }
+    all
 }
 
 fn spent(records: &[Record]) -> Spent {
@@ -509,8 +388,12 @@ fn spent(records: &[Record]) -> Spent {
     let mean = |of: fn(&Experiments) -> f64| runs.iter().map(|run| of(&run.experiments)).sum::<f64>() / count;
     let share = |run: &&Adapted| Some(run.experiments.seconds / run.line.at_s.last().filter(|end| **end > 0.0)?);
     let shares: Vec<f64> = runs.iter().filter_map(share).collect();
-    let mean =
-        Experiments { seconds: mean(|e| e.seconds), bytes: mean(|e| e.bytes), cpu_seconds: mean(|e| e.cpu_seconds) };
+    let mean = Experiments {
+        seconds: mean(|e| e.seconds),
+        shadow_seconds: mean(|e| e.shadow_seconds),
+        bytes: mean(|e| e.bytes),
+        cpu_seconds: mean(|e| e.cpu_seconds),
+    };
     Spent { mean, share_of_time: Spread::of(&shares) }
 }
 
@@ -563,14 +446,14 @@ pub(crate) mod tests {
             lines: BTreeMap::new(),
             oracle: vec![adapted(1, Some(40.0))],
             random: vec![adapted(1, Some(200.0))],
-            recorded: Vec::new(),
+            recorded_planner: None,
         };
         let flexcomm = vec![adapted(1, flexcomm)];
-        Record { name: name.into(), cell, seeds: vec![1], baselines, binary: "a".into(), flexcomm }
+        Record { name: name.into(), cell, seeds: vec![1], baselines, binary: "a".into(), flexcomm, error: None }
     }
 
     pub(crate) fn summary(records: &[Record]) -> Summary {
-        let of = Of { digest: "d".into(), frozen: false, binary: "b".into(), failed: vec!["gone".into()] };
+        let of = Of { digest: "d".into(), frozen: false, binary: "b".into() };
         Summary::new(records, of)
     }
 
@@ -584,12 +467,12 @@ pub(crate) mod tests {
         let summary = summary(&records);
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
         // Against 50, 50 and dense's 100 s: 330/50, 100/50; and 50/100.
-        let best = summary.of(Who::Flexcomm, Over::BestFixed).unwrap();
+        let best = summary.of(Method::Flexcomm, Over::BestFixed).unwrap();
         near(best.geomean, ((6.6f64 * 2.0).sqrt() * 0.5).sqrt());
         near(best.worst, 6.6);
         assert_eq!(best.worst_cell, "a-1");
-        near(summary.of(Who::Flexcomm, Over::Oracle).unwrap().geomean, ((8.25f64 * 2.5).sqrt() * 1.25).sqrt());
-        near(summary.of(Who::Random, Over::Dense).unwrap().geomean, 2.0);
+        near(summary.of(Method::Flexcomm, Over::Oracle).unwrap().geomean, ((8.25f64 * 2.5).sqrt() * 1.25).sqrt());
+        near(summary.of(Method::Random, Over::Dense).unwrap().geomean, 2.0);
         near(summary.worst_ratio_to_best_fixed_60s.unwrap(), 2.0);
         // That is not a-1, which has phases of 10 s.
         near(summary.geomean_vs_fixed[DENSE], ((3.3f64 * 1.0).sqrt() * 0.5).sqrt());
@@ -609,7 +492,7 @@ pub(crate) mod tests {
     fn the_file_has_the_keys_that_its_readers_know() {
         let mut late = record("a-1", "a", 60.0, 50.0, Some(100.0));
         late.flexcomm[0].predictions = [(1.0, 2.0), (3.0, 2.0), (2.0, 2.0)]
-            .map(|(predicted_s, true_s)| crate::adaptive::Prediction {
+            .map(|(predicted_s, true_s)| crate::adaptive::RatedPrediction {
                 at_s: 0.0,
                 strategy: String::new(),
                 predicted_s,
@@ -625,8 +508,9 @@ pub(crate) mod tests {
         assert_eq!((row("experiment_seconds"), row("reached")), (0.0.into(), true.into()));
         assert_eq!(json["geomean_vs_fixed"][TOP_K].as_f64().map(|ratio| (ratio * 1e6).round()), Some(2e6));
         assert_eq!(json["worst_ratio_to_best_fixed_60s"], 2.0);
-        assert_eq!(json["prediction_error"]["median"], 0.5);
-        assert!((json["prediction_error"]["p95"].as_f64().unwrap() - 0.5).abs() < 1e-9);
+        assert!((json["prediction_error"]["median"].as_f64().unwrap() - 0.5).abs() < 1e-9);
+        // Half of what came is as wrong as twice as much.
+        assert!((json["prediction_error"]["p95"].as_f64().unwrap() - 0.95).abs() < 1e-9);
         assert_eq!(json["cells"].as_array().unwrap().len(), 5);
     }
 
@@ -636,8 +520,79 @@ pub(crate) mod tests {
         gone.flexcomm.clear();
         let summary = summary(&[gone]);
         assert_eq!(summary.cells[0].error.as_deref(), Some("missing"));
-        assert_eq!(summary.cells[0].seconds_to_target, 330.0);
+        assert_eq!(summary.cells[0].seconds_to_target, Some(330.0));
         assert!((summary.worst_ratio_to_best_fixed_60s.unwrap() - 6.6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_cell_that_failed_counts_three_budgets() {
+        let near =
+            |value: Option<f64>, expected: f64| assert!((value.unwrap() / expected - 1.0).abs() < 1e-9, "{value:?}");
+        let well = || record("a-1", "a", 60.0, 50.0, Some(50.0));
+        let failed = |change: &dyn Fn(&mut Record)| {
+            let mut failed = record("b-1", "b", 60.0, 50.0, None);
+            failed.flexcomm.clear();
+            change(&mut failed);
+            failed.fail("broken".into());
+            let summary = summary(&[failed, well()]);
+            let best = summary.of(Method::Flexcomm, Over::BestFixed).unwrap();
+            assert_eq!(best.worst_cell, "b-1");
+            near(Some(best.geomean), best.worst.sqrt());
+            assert_eq!((summary.failed.clone(), summary.errors, summary.unreached), (vec!["b-1".into()], 1, 1));
+            assert_eq!(summary.worst_ratio_to_best_fixed_60s, Some(best.worst));
+            assert_eq!(summary.best_average_fixed.as_deref(), Some(TOP_K), "of cells that did not fail");
+            assert!(summary.table().contains("FAILED, and counted as three budgets: b-1"), "{}", summary.table());
+            let row = summary.cells[0].clone();
+            assert_eq!((row.cell.as_str(), row.seed, row.error.as_deref()), ("b-1", 1, Some("broken")));
+            near(row.ratio_to_best_fixed, best.worst);
+            assert!(!row.reached);
+            (row, summary.geomean_vs_fixed[TOP_K])
+        };
+        // 330 s over top-k's 50.
+        let (row, over_top_k) = failed(&|_| ());
+        near(row.ratio_to_best_fixed, 6.6);
+        near(Some(over_top_k), 6.6f64.sqrt());
+        assert_eq!(row.seconds_to_target, Some(330.0));
+        // Of two seeds one was played, and only dense, before it failed.
+        let (row, _) = failed(&|failed| {
+            failed.baselines.seeds = vec![1, 2];
+            failed.baselines.fixed.truncate(1);
+            failed.baselines.oracle.clear();
+        });
+        near(row.ratio_to_best_fixed, 3.3);
+        assert_eq!(row.ratio_to_oracle, Some(3.0));
+        // Nothing is known.
+        let (row, over_top_k) = failed(&|failed| {
+            failed.baselines = Baselines { seeds: vec![1], ..Baselines::default() };
+        });
+        assert_eq!((row.seconds_to_target, row.ratio_to_best_fixed, row.ratio_to_dense), (None, Some(3.0), Some(3.0)));
+        near(Some(over_top_k), 3f64.sqrt());
+    }
+
+    #[test]
+    fn accuracy_is_held_to_that_of_dense_and_what_was_refused_is_told() {
+        let mut records: Vec<Record> =
+            ["a-1", "a-2", "a-3"].map(|name| record(name, "a", 60.0, 50.0, Some(50.0))).into();
+        // Dense's is 0.9.
+        let accuracies = [Some(0.8949), Some(0.91), None];
+        records.iter_mut().zip(accuracies).for_each(|(record, accuracy)| record.flexcomm[0].accuracy = accuracy);
+        records[1].flexcomm[0].problems = vec!["no such job".into(), "too late".into()];
+        let summary = summary(&records);
+        let [flexcomm, oracle, random] = &summary.accuracy_over_dense[..] else { panic!("three") };
+        assert_eq!((flexcomm.who, flexcomm.below, flexcomm.runs), (Method::Flexcomm, 1, 2));
+        assert!((flexcomm.worst + 0.0051).abs() < 1e-9 && (flexcomm.median - 0.00245).abs() < 1e-9, "{flexcomm:?}");
+        assert_eq!((oracle.who, oracle.below, oracle.runs, oracle.worst), (Method::Oracle, 0, 3, 0.0));
+        assert_eq!(random.who, Method::Random);
+        let first = Some("a-2, seed 1: no such job".into());
+        assert_eq!(summary.problems, Problems { count: 2, runs: 1, first });
+        let table = summary.table();
+        for part in [
+            "final accuracy over dense's      +0.25 points at the median, -0.51 at worst, 1 of 2 runs below -0.5",
+            "the same, of the oracle          +0.00 points",
+            "refused requests and orders      2 in 1 runs; the first: a-2, seed 1: no such job",
+        ] {
+            assert!(table.contains(part), "no {part:?} in {table}");
+        }
     }
 
     #[test]
@@ -649,29 +604,40 @@ pub(crate) mod tests {
             (worst.cause, worst.share.map(|share| (share * 60.0).round()))
         };
         // Of the 60 s more than the oracle's 40.
-        let waited = |run: &mut Adapted| run.reactions = Reactions { lost_s: 45.0, ..Reactions::default() };
+        let waited = |run: &mut Adapted| run.lost.waiting_s = 45.0;
         assert_eq!(of(&waited), (Some(Cause::Waiting), Some(45.0)));
-        assert_eq!(of(&|run| run.experiments.seconds = 31.0), (Some(Cause::Exploring), Some(31.0)));
+        assert_eq!(of(&|run| run.lost.exploring_s = 31.0), (Some(Cause::Exploring), Some(31.0)));
         assert_eq!(of(&|run| run.steps = Some(2000.0)), (Some(Cause::WrongGain), Some(40.0)));
         let predicted = |predicted_s: f64| {
             move |run: &mut Adapted| {
                 let strategy = String::new();
-                run.predictions = vec![crate::adaptive::Prediction { at_s: 0.0, strategy, predicted_s, true_s: 1.0 }];
+                run.predictions =
+                    vec![crate::adaptive::RatedPrediction { at_s: 0.0, strategy, predicted_s, true_s: 1.0 }];
             }
         };
         assert_eq!(of(&predicted(0.5)).0, Some(Cause::WrongLink));
         assert_eq!(of(&predicted(1.1)).0, Some(Cause::WrongCost));
+        // What came after the target is in none.
+        let late = Reactions { lost_s: 50.0, ..Reactions::default() };
+        assert_eq!(of(&|run| (run.reactions, run.experiments.seconds) = (late.clone(), 50.0)).0, None);
+        // A seed in which the oracle does not reach the target tells nothing, the other does.
+        let mut two = record("a-1", "a", 60.0, 50.0, Some(100.0));
+        two.flexcomm[0].lost.waiting_s = 45.0;
+        two.baselines.oracle.insert(0, adapted(2, None));
+        two.flexcomm.insert(0, adapted(2, Some(100.0)));
+        assert_eq!(summary(&[two]).worst[0].cause, Some(Cause::Waiting));
         assert_eq!(of(&|_| ()).0, None, "nothing tells");
         assert_eq!(of(&|run| run.seconds = Some(39.0)).0, None, "nothing is lost");
     }
 
     #[test]
     fn the_table_says_it_in_words() {
-        let table =
-            summary(&[record("a-1", "a", 60.0, 50.0, Some(100.0)), record("b-1", "b", 10.0, 50.0, None)]).table();
+        let mut broken = record("b-1", "b", 10.0, 50.0, None);
+        broken.error = Some("broken".into());
+        let table = summary(&[record("a-1", "a", 60.0, 50.0, Some(100.0)), broken]).table();
         for part in [
             "2 cells, 2 runs of flexcomm; cells and truth are NOT the frozen ones",
-            "WITHOUT A RESULT: gone",
+            "FAILED, and counted as three budgets: b-1",
             "each cell's best fixed setting",
             "best average fixed",
             "The best average fixed setting is topk(k=0.01)",

@@ -2,7 +2,7 @@
 
 use crate::adaptive::Experiments;
 use crate::score::Interval;
-use crate::summary::{Compared, Over, Reaction, Spread, Summary, Who, Worst};
+use crate::summary::{Accuracy, Method, Over, Problems, RatioStats, Reaction, Spread, Summary, Worst};
 use std::fmt::Write;
 
 /// What no cell shows, whatever its numbers.
@@ -32,7 +32,7 @@ impl Summary {
             self.digest
         )?;
         if !self.failed.is_empty() {
-            writeln!(out, "WITHOUT A RESULT: {}", self.failed.join(", "))?;
+            writeln!(out, "FAILED, and counted as three budgets: {}", self.failed.join(", "))?;
         }
         writeln!(
             out,
@@ -41,12 +41,12 @@ impl Summary {
         writeln!(out, "{:20}{:^36}{:^36}{:^22}", "", "each cell's best fixed setting", "dense", "the oracle")?;
         let titles = |oracle: bool| if oracle { "  mean  interval" } else { "  mean  interval       p95  worst   " };
         writeln!(out, "{:20}{:36}{:36}{:22}", "", titles(false), titles(false), titles(true))?;
-        for who in Who::ALL {
+        for who in Method::ALL {
             let long = |over| match self.of(who, over) {
                 Some(c) => format!("{:>6.2}  {}  {:>6.2} {:>6.2}", c.geomean, interval(&c.interval), c.p95, c.worst),
                 None => String::new(),
             };
-            let short = |c: &Compared| format!("{:>6.2}  {}", c.geomean, interval(&c.interval));
+            let short = |c: &RatioStats| format!("{:>6.2}  {}", c.geomean, interval(&c.interval));
             let oracle = self.of(who, Over::Oracle).map_or(String::new(), short);
             if self.of(who, Over::Dense).is_some() {
                 writeln!(out, "{:20}{:36}{:36}{oracle}", who.name(), long(Over::BestFixed), long(Over::Dense))?;
@@ -61,7 +61,8 @@ impl Summary {
     }
 
     fn write_groups(&self, out: &mut String) -> std::fmt::Result {
-        let shown: Vec<Who> = Who::ALL.into_iter().filter(|who| self.of(*who, Over::BestFixed).is_some()).collect();
+        let shown: Vec<Method> =
+            Method::ALL.into_iter().filter(|who| self.of(*who, Over::BestFixed).is_some()).collect();
         let titles = [
             ("family", &self.by_family),
             ("length of phases", &self.by_phase),
@@ -71,7 +72,7 @@ impl Summary {
             write!(out, "\n{:<41}cells", format!("over best fixed, by {title}"))?;
             writeln!(out, "{}", shown.iter().map(|who| format!("  {:<20}", who.name())).collect::<String>())?;
             for group in groups {
-                let of = |who: &Who| {
+                let of = |who: &Method| {
                     let found = group.compared.iter().find(|compared| compared.who == *who);
                     found.map_or(" ".repeat(22), |c| format!("{:>6.2}  {}", c.geomean, interval(&c.interval)))
                 };
@@ -96,13 +97,14 @@ impl Summary {
         let percent = |spread: Spread| {
             format!("{} % at the median, {} % at p95", number(spread.median, 100.0), number(spread.p95, 100.0))
         };
-        let Experiments { seconds, bytes, cpu_seconds } = self.experiments.mean;
+        let Experiments { seconds, shadow_seconds, bytes, cpu_seconds } = self.experiments.mean;
         let gigabytes = bytes / 1e9;
         writeln!(out, "\nFlexcomm's runs")?;
         writeln!(out, "  live trials, of a run's time     {}", percent(self.experiments.share_of_time))?;
         writeln!(
             out,
-            "  experiments in the mean of runs  {seconds:.1} s, {gigabytes:.2} GB, {cpu_seconds:.1} s of cores"
+            "  experiments in the mean of runs  {seconds:.1} s and {shadow_seconds:.1} s of shadow trials, {gigabytes:.2} GB, \
+             {cpu_seconds:.1} s of cores"
         )?;
         let Reaction { seconds, share_of_phase, made, missed, unneeded } = self.reaction;
         let (median, p95) = (number(seconds.median, 1.0), number(seconds.p95, 1.0));
@@ -113,6 +115,22 @@ impl Summary {
             "  changes of the network           {made} answered, {missed} not answered, {unneeded} asked for nothing"
         )?;
         writeln!(out, "  predicted t_sync is wrong by     {}", percent(self.prediction_error))?;
+        for Accuracy { who, median, worst, below, runs } in &self.accuracy_over_dense {
+            let title = match who {
+                Method::Flexcomm => "final accuracy over dense's".to_owned(),
+                control => format!("the same, of the {}", control.name()),
+            };
+            let (median, worst) = (100.0 * median, 100.0 * worst);
+            writeln!(
+                out,
+                "  {title:<33}{median:+.2} points at the median, {worst:+.2} at worst, {below} of {runs} runs below -0.5"
+            )?;
+        }
+        let Problems { count, runs, first } = &self.problems;
+        let example = first.as_ref().map_or(String::new(), |first| {
+            format!(" in {runs} runs; the first: {}", first.chars().take(70).collect::<String>())
+        });
+        writeln!(out, "  refused requests and orders      {count}{example}")?;
         writeln!(
             out,
             "  target not reached               {} runs, {} of them with an error",

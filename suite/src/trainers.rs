@@ -8,7 +8,7 @@
 //! least as many rounds. Where a script orders strategies, the agreement is free. Left out are samples of gradients for AR-Topk's
 //! shadows, the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
 
-use crate::adaptive::Beside;
+use crate::adaptive::ControlPlane;
 use crate::cells::{Cell, Net};
 use crate::fixed::{bucket_values, step_rng};
 use crate::ranks::{Carried, Data, Ranks, Saved, Stepped, Test, buckets};
@@ -36,14 +36,14 @@ pub const BACKEND: &str = "suite";
 const JOB: &str = "suite";
 
 /// The network, and what runs beside the job on it.
-pub struct Around<'a, B: Beside> {
+pub struct JobContext<'a, B: ControlPlane> {
     /// With its clock.
     pub net: &'a mut Net<B::Token>,
     /// Who gets what trainers report.
     pub beside: &'a mut B,
 }
 
-impl<B: Beside> Around<'_, B> {
+impl<B: ControlPlane> JobContext<'_, B> {
     fn say(&mut self, rank: usize, messages: impl IntoIterator<Item = FromTrainer>) {
         messages.into_iter().for_each(|message| self.beside.says(&mut self.net.network, rank, message));
     }
@@ -196,7 +196,7 @@ impl<'a> Trainers<'a> {
     }
 
     /// One step of training, or one iteration of a trial. None where training has ended: the ranks refused what is not finite.
-    pub fn tick<B: Beside>(&mut self, around: &mut Around<'_, B>) -> Result<Option<Ticked>> {
+    pub fn tick<B: ControlPlane>(&mut self, around: &mut JobContext<'_, B>) -> Result<Option<Ticked>> {
         self.take_orders(around.beside);
         let tick = self.control.begin();
         let verdicts = self.verdicts();
@@ -216,7 +216,7 @@ impl<'a> Trainers<'a> {
         // Steps of training meet the same stragglers, however many trials come between them.
         let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
         let plan = self.timeline.step(&of, rng)?;
-        let Around { net, beside } = around;
+        let JobContext { net, beside } = around;
         let mut others = |network: &mut _, what| beside.happened(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
         let costs: Vec<Costs> =
@@ -243,7 +243,7 @@ impl<'a> Trainers<'a> {
     }
 
     /// What arrived from the agents since the last tick; only rank 0's counts.
-    fn take_orders(&mut self, beside: &mut impl Beside) {
+    fn take_orders(&mut self, beside: &mut impl ControlPlane) {
         for rank in 0..self.each.len() {
             if let Some(orders) = beside.orders(rank).filter(|_| rank == 0) {
                 self.orders.put(&orders);
@@ -294,12 +294,12 @@ impl<'a> Trainers<'a> {
         Ok(seconds)
     }
 
-    fn after_step<B: Beside>(
+    fn after_step<B: ControlPlane>(
         &mut self,
         tick: &Tick,
         costs: &[Costs],
         stepped: &Stepped,
-        around: &mut Around<'_, B>,
+        around: &mut JobContext<'_, B>,
     ) -> Result<()> {
         let is_sampled = self.control.is_sampled();
         for (rank, costs) in costs.iter().enumerate() {
@@ -335,7 +335,7 @@ impl<'a> Trainers<'a> {
     }
 
     /// On rank 0.
-    fn take_samples<B: Beside>(&mut self, samples: &[Vec<u8>], around: &mut Around<'_, B>) -> Result<()> {
+    fn take_samples<B: ControlPlane>(&mut self, samples: &[Vec<u8>], around: &mut JobContext<'_, B>) -> Result<()> {
         if samples.is_empty() {
             return Ok(());
         }
@@ -359,7 +359,7 @@ impl<'a> Trainers<'a> {
         verdicts.iter().map(answer).collect::<Option<_>>().context("read what a rank says of a trial")
     }
 
-    fn change<B: Beside>(&mut self, change: Change, around: &mut Around<'_, B>) -> Option<InForce> {
+    fn change<B: ControlPlane>(&mut self, change: Change, around: &mut JobContext<'_, B>) -> Option<InForce> {
         match change {
             Change::Switched(in_force) => {
                 for rank in 0..self.each.len() {
@@ -386,7 +386,7 @@ impl<'a> Trainers<'a> {
         self.trial = Some(Running { saved: self.ranks.save(), averages, finite: vec![true; self.each.len()] });
     }
 
-    fn end_trial<B: Beside>(&mut self, cause: Option<AbortCause>, around: &mut Around<'_, B>) {
+    fn end_trial<B: ControlPlane>(&mut self, cause: Option<AbortCause>, around: &mut JobContext<'_, B>) {
         let Some(Running { saved, averages, .. }) = self.trial.take() else { return };
         self.ranks.restore(&saved);
         for (rank, averages) in averages.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use flexcomm_compression::Sizes;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
-use flexcomm_suite::adaptive::{self, Beside, Change, Promise, Ran, Script};
+use flexcomm_suite::adaptive::{self, AdaptiveRun, ControlPlane, Prediction, Script, TimedOrder};
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
@@ -39,7 +39,7 @@ fn data() -> Arc<Data> {
     Arc::new(Data::synthetic(WORLD))
 }
 
-fn run<B: Beside>(cell: &Cell, initial: &str, beside: &mut B) -> Ran {
+fn run<B: ControlPlane>(cell: &Cell, initial: &str, beside: &mut B) -> AdaptiveRun {
     adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), beside).unwrap()
 }
 
@@ -52,7 +52,7 @@ struct Recorder {
     said: Vec<(usize, FromTrainer)>,
 }
 
-impl Beside for Recorder {
+impl ControlPlane for Recorder {
     type Token = usize;
 
     fn begin(&mut self, net: &mut Net<usize>) {
@@ -77,8 +77,8 @@ impl Beside for Recorder {
         if rank == 0 { self.ready.take() } else { None }
     }
 
-    fn promised(&self) -> Vec<Promise> {
-        vec![Promise { version: 1, at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
+    fn predictions(&self) -> Vec<Prediction> {
+        vec![Prediction { version: Some(1), at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
     }
 }
 
@@ -156,7 +156,7 @@ fn ranks_wait_for_the_message_that_is_due_unless_a_script_orders() {
 
 #[test]
 fn a_script_changes_two_steps_after_its_time() {
-    let change = |at_s, text| Change { at_s, strategy: strategy(text) };
+    let change = |at_s, text| TimedOrder { at_s, strategy: strategy(text) };
     let changes = vec![change(0.5, CANDIDATES[0]), change(4.0, "fp16/dense-ring")];
     let ran = run(&cell(120), "none/dense-ring", &mut Script::new(changes.clone()));
     let [_, first, second] = &ran.switches[..] else { panic!("{:?}", ran.switches) };
@@ -200,6 +200,9 @@ fn a_trial_takes_time_and_leaves_no_trace_in_what_is_learned() {
     assert!((spent.seconds - (with.ends[99] - without.ends[99])).abs() < 0.2, "{spent:?}");
     assert!(spent.seconds > 1.0 && spent.bytes > 1e6 && spent.cpu_seconds > 0.05 * 20.0 * WORLD as f64, "{spent:?}");
     assert_eq!(without.experiments, Default::default());
+    let delays: f64 = with.delays.iter().map(|delay| delay.seconds).sum();
+    assert!(spent.shadow_seconds > 0.0 && (delays - spent.seconds - spent.shadow_seconds).abs() < 1e-9, "{spent:?}");
+    assert!(without.delays.is_empty() && with.delays.is_sorted_by(|a, b| a.at_s < b.at_s));
 }
 
 fn shadowed(report: &TrialReport) -> usize {

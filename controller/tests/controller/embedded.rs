@@ -178,6 +178,11 @@ fn a_job_is_decided_its_orders_say_so_and_what_was_predicted_is_known() {
     assert_eq!((looks[0].at, looks[0].verdict.as_str()), (ms(400), "no-links"), "{looks:#?}");
     assert!(!looks[0].waiting.is_empty() && looks.iter().any(|look| look.verdict == "change"));
     assert!(looks.is_sorted_by(|a, b| a.at < b.at));
+    assert_eq!(looks[0].in_force, None);
+    let predicted = |strategy| looks.iter().filter_map(|look| look.in_force).filter(move |(of, _)| *of == strategy);
+    assert!(predicted(last.strategy).all(|(_, sync_s)| sync_s > 0.0));
+    let (dense, newest) = (predicted(Strategy::DENSE_RING).count(), looks.iter().rev().find_map(|look| look.in_force));
+    assert!(dense > 0 && newest.is_some_and(|(strategy, _)| strategy == last.strategy), "{looks:#?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ mod test;
 
 pub use node::Spent;
 
-use crate::adaptive::{Beside, Promise};
+use crate::adaptive::{ControlPlane, Prediction};
 use crate::cells::{Cell, Net};
 use crate::steps::JOB;
 use anyhow::{Context, Result};
@@ -289,7 +289,7 @@ impl Agents {
     }
 }
 
-impl Beside for Agents {
+impl ControlPlane for Agents {
     type Token = Token;
 
     fn begins_at(&self) -> f64 {
@@ -343,14 +343,19 @@ impl Beside for Agents {
         self.spent.test_bytes - self.warm_bytes
     }
 
-    fn promised(&self) -> Vec<Promise> {
+    fn predictions(&self) -> Vec<Prediction> {
         let job = self.nodes.first().and_then(Node::job);
         let made = job.map_or(Ok(Vec::new()), |job| self.controller_side.controller.decisions(job)).unwrap_or_default();
-        let promise = |made: flexcomm_controller::MadeDecision| {
-            let sync_s = made.predicted?.t_sync_s;
-            Some(Promise { version: made.version.0, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })
+        let prediction = |made: flexcomm_controller::MadeDecision| {
+            let (sync_s, version) = (made.predicted?.t_sync_s, Some(made.version.0));
+            Some(Prediction { version, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })
         };
-        made.into_iter().filter_map(promise).collect()
+        let looks = job.map_or(&[][..], |job| self.controller_side.controller.looks(job));
+        let predicted = |look: &flexcomm_controller::Look| {
+            let (strategy, sync_s) = look.in_force?;
+            Some(Prediction { version: None, at_s: self.by_job(look.at), strategy, sync_s })
+        };
+        made.into_iter().filter_map(prediction).chain(looks.iter().filter_map(predicted)).collect()
     }
 }
 
