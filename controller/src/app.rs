@@ -129,7 +129,7 @@ impl App {
             let _ = presence.claim(&node.node, (node.instance, &[]), now);
         }
         let mut scheduler = Scheduler::new(config.probes.clone(), epoch);
-        for test in store.link_tests().await? {
+        for test in store.link_tests().await?.iter() {
             scheduler.seed(Pair::new(&test.src, &test.dst), test.received);
         }
         for (node, level_s) in store.probe_accounts().await? {

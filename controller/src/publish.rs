@@ -74,11 +74,11 @@ impl Publisher {
 pub async fn publish(app: &App) -> Result<()> {
     let _turn = app.publisher.turn.lock().await;
     let now = app.clock.now();
-    let nodes = app.store.nodes().await?;
+    let nodes = app.store.nodes_as_registered().await?;
     let live = app.presence.live(now);
     let jobs = job_orders(app).await?;
     let shape = shape(app).await?;
-    for node in &nodes {
+    for node in &*nodes {
         let orders = Orders {
             epoch: 0,
             probes: probes(app, node, &nodes, &live),
@@ -129,7 +129,7 @@ async fn job_orders(app: &App) -> Result<BTreeMap<NodeName, Vec<JobOrders>>> {
             }),
         };
         let mut nodes: Vec<NodeName> =
-            app.store.ranks(&job.job).await?.into_iter().filter(|r| r.left.is_none()).map(|r| r.node).collect();
+            app.store.ranks(&job.job).await?.iter().filter(|r| r.left.is_none()).map(|r| r.node.clone()).collect();
         nodes.sort();
         nodes.dedup();
         nodes.into_iter().for_each(|node| all.entry(node).or_default().push(orders.clone()));

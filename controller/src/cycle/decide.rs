@@ -1,11 +1,14 @@
-//! Phase 2: the planner, on a thread where it may take its time.
+//! Phase 2: the planner, on a thread where it may take its time: under a clock that stands still meanwhile, on this one.
 
 use flexcomm_domain::{JobId, Timestamp, Version};
 use flexcomm_planner::{Outcome, Snapshot};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CycleError, Gathered};
+use crate::app::App;
 use crate::doubts::Doubt;
 use crate::links::{asymmetric, matrix, without_claims_of};
 
@@ -30,13 +33,13 @@ pub fn seeded(snapshot: &Snapshot, now: Timestamp, seed: u64) -> Outcome {
 
 /// Decides. Where the newest steps contradict the links, and would not without what one node says of them, it is decided
 /// without that: `gathered` then has those links, and the node among its doubts.
-pub async fn decide(gathered: &mut Gathered) -> Result<Decided, CycleError> {
-    let decided = solve(&gathered.snapshot, gathered.now).await?;
+pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, CycleError> {
+    let decided = solve(app, &gathered.snapshot, gathered.now).await?;
     let Some(claimed_s) = decided.outcome.report.contradicted_s else { return Ok(decided) };
     for node in asymmetric(&gathered.claims, &gathered.nodes) {
         let Ok(links) = matrix(&without_claims_of(&gathered.claims, &node), &gathered.nodes) else { continue };
         let snapshot = Snapshot { links: Some(links), ..gathered.snapshot.clone() };
-        let without = solve(&snapshot, gathered.now).await?;
+        let without = solve(app, &snapshot, gathered.now).await?;
         if without.outcome.report.contradicted_s.is_none() {
             let what = format!(
                 "node {node} reports links on which a step would take {claimed_s:.3} s, of which the newest steps show nothing: \
@@ -50,9 +53,18 @@ pub async fn decide(gathered: &mut Gathered) -> Result<Decided, CycleError> {
     Ok(decided)
 }
 
-async fn solve(snapshot: &Snapshot, now: Timestamp) -> Result<Decided, CycleError> {
-    let snapshot = snapshot.clone();
+fn panicked(job: &JobId, panic: &(dyn Any + Send)) -> CycleError {
+    let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    CycleError::Solver { job: job.to_string(), why: format!("it panicked: {}", said.unwrap_or("without a message")) }
+}
+
+async fn solve(app: &App, snapshot: &Snapshot, now: Timestamp) -> Result<Decided, CycleError> {
     let seed = seed(&snapshot.job, snapshot.version());
+    if app.clock.is_given() {
+        let outcome = catch_unwind(AssertUnwindSafe(|| seeded(snapshot, now, seed)));
+        return outcome.map(|outcome| Decided { outcome, seed }).map_err(|panic| panicked(&snapshot.job, &*panic));
+    }
+    let snapshot = snapshot.clone();
     let job = snapshot.job.to_string();
     let outcome = tokio::task::spawn_blocking(move || seeded(&snapshot, now, seed)).await;
     let outcome = outcome.map_err(|e| CycleError::Solver { job, why: e.to_string() })?;

@@ -49,7 +49,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let links = app.store.links().await?;
-    let tests = weighed(app.store.link_tests().await?, &links, now);
+    let tests = weighed(app.store.link_tests().await?.to_vec(), &links, now);
     let links = agreed(merge(&links, &tests, now, app.time_constant_s()));
     let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
@@ -96,7 +96,7 @@ async fn shared(app: &App) -> Result<Shared, CycleError> {
     let mut shared = Shared::default();
     for (job, deviates) in jobs {
         let ranks = app.store.ranks(&job).await?;
-        let nodes: BTreeSet<NodeName> = ranks.into_iter().filter(|r| r.left.is_none()).map(|r| r.node).collect();
+        let nodes: BTreeSet<NodeName> = ranks.iter().filter(|r| r.left.is_none()).map(|r| r.node.clone()).collect();
         let nodes: Vec<NodeName> = nodes.into_iter().collect();
         if deviates {
             shared.deviating.extend(Pair::among(&nodes));

@@ -143,7 +143,7 @@ async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     look_for_missing(app, &job, &ranks).await?;
     trials::settle(app, &job).await?;
     let mut gathered = gather(app, &job, &ranks).await?;
-    let decided = decide::decide(&mut gathered).await?;
+    let decided = decide::decide(app, &mut gathered).await?;
     let refused = check::check(&gathered, &decided.outcome);
     match refused {
         None => apply::apply(app, &gathered, &decided).await?,
@@ -344,7 +344,7 @@ mod tests {
         assert!(row.decision.decided_at <= now && app.store.trials(&job(), 1).await.unwrap()[0].asked <= now);
         assert_eq!((app.store.damaged_rows(), app.store.planner_memory(&job()).await.unwrap()), (0, None));
         assert!(app.store.links().await.unwrap().iter().all(|link| link.received <= now));
-        for row in app.store.ranks(&job()).await.unwrap() {
+        for row in app.store.ranks(&job()).await.unwrap().iter() {
             assert!(row.seen <= now);
         }
         // The loop goes on with it, and the next decision is of today.

@@ -5,6 +5,7 @@ use sqlx::SqliteConnection;
 use std::collections::BTreeSet;
 
 use super::checksum::{Sealed, intact, sealed};
+use super::kept::Parts;
 use super::statement::{row, sql};
 use super::write::{Transaction, Writer};
 use super::{JobRow, Result, Store, StoreError, json, stored};
@@ -153,13 +154,17 @@ impl Store {
     /// The newest decision of a job; none where that is damaged, and the next one then has a higher version.
     pub async fn decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
         let text = "SELECT * FROM decisions WHERE job = $1 ORDER BY version DESC LIMIT 1";
-        let row: Option<Raw> = sql!("read the decision in force", text, job).fetch_optional(&self.read).await?;
-        row.and_then(|row| intact(row.row(self))).transpose()
+        let read = async {
+            let row: Option<Raw> = sql!("read the decision in force", text, job).fetch_optional(&self.read).await?;
+            row.and_then(|row| intact(row.row(self))).transpose()
+        };
+        self.reads.decision.get(self.write.written(), job.clone(), read).await
     }
 
     /// The newest version that a job ever had, also of a damaged decision; 0 before the first.
     pub async fn newest_version(&self, job: &JobId) -> Result<Version> {
-        sql!("read the newest version", NEWEST, job).fetch_one(&self.read).await
+        let read = async { sql!("read the newest version", NEWEST, job).fetch_one(&self.read).await };
+        self.reads.newest_version.get(self.write.written(), job.clone(), read).await
     }
 
     /// The newest `limit` decisions older than version `before`, newest first, with seed and report, without what is
@@ -216,18 +221,22 @@ impl Store {
 
     /// What the planner remembers of a job, as JSON. A damaged row is as good as none: the next look stores it anew.
     pub async fn planner_memory(&self, job: &JobId) -> Result<Option<String>> {
-        let query = sql!("read the planner's memory", "SELECT * FROM planner_memory WHERE job = $1", job);
-        let row: Option<Memory> = query.fetch_optional(&self.read).await?;
-        let checked = |row: Memory| {
-            let name = || format!("what the planner remembers of job {job}");
-            self.damaged.check(&row, name).map(|()| row.memory)
+        let read = async {
+            let query = sql!("read the planner's memory", "SELECT * FROM planner_memory WHERE job = $1", job);
+            let row: Option<Memory> = query.fetch_optional(&self.read).await?;
+            let checked = |row: Memory| {
+                let name = || format!("what the planner remembers of job {job}");
+                self.damaged.check(&row, name).map(|()| row.memory)
+            };
+            row.and_then(|row| intact(checked(row))).transpose()
         };
-        row.and_then(|row| intact(checked(row))).transpose()
+        self.reads.planner_memory.get(self.write.written(), job.clone(), read).await
     }
 
     /// Stores the planner's memory when nothing was decided.
     pub async fn put_planner_memory(&self, run: &JobRow, memory: &str) -> Result<()> {
         let mut tx = self.begin_for(run, "store the planner's memory").await?;
+        tx.parts = Parts::MEMORY;
         put_memory(&mut tx, &run.job, memory).await?;
         tx.commit().await
     }

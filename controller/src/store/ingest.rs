@@ -8,11 +8,14 @@ use flexcomm_wire::{
 use sqlx::SqliteConnection;
 
 use super::jobs::End;
+use super::kept::Parts;
+use super::links::LinkRow;
 use super::statement::sql;
 use super::{Result, Store, StoreError, decisions, jobs, links, scenario, steps as windows, trials};
 use crate::grants::Spent;
 use crate::limits::MAX_JOBS;
 use crate::reports::{Reason, Rejected};
+use std::sync::Arc;
 
 /// A report on its way in: its number, and what it is when it could be read.
 #[derive(Debug, Clone)]
@@ -111,11 +114,15 @@ impl Store {
         live: &[NodeName],
         now: Timestamp,
     ) -> Result<Ingest> {
-        let mut tx = self.write.begin("store reports").await?;
-        let query = sql!(tx.operation, "SELECT instance, acked_seq FROM nodes WHERE node = $1", node);
+        let mut tx = self.write.take("store reports").await?;
+        let text = "BEGIN IMMEDIATE; SELECT instance, acked_seq FROM nodes WHERE node = $1";
+        let query = sql!(tx.operation, text, node);
         let owner: Option<(u64, u64)> = query.fetch_optional(&mut *tx).await?;
         let Some((_, acked_seq)) = owner.filter(|(owner, _)| *owner == instance) else { return Ok(Ingest::Stranger) };
         let mut done = Ingested { acked_seq, ..Ingested::default() };
+        tx.parts = Parts::NONE;
+        // Links that came one after the other are stored together; all else waits for them.
+        let (mut new, mut put) = (Vec::new(), Vec::new());
         for report in batch {
             if report.seq <= done.acked_seq {
                 done.repeated += 1;
@@ -125,7 +132,20 @@ impl Store {
                 return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
-            let rejected = match store(&mut tx, &Sender { node, live, now }, report.body).await {
+            let is_link = matches!(
+                &report.body,
+                Ok(body @ ReportBody::Link(link)) if link.peer != *node && body.check().is_ok()
+            );
+            let body = match report.body {
+                Ok(ReportBody::Link(link)) if is_link => {
+                    new.push(link);
+                    continue;
+                }
+                body => body,
+            };
+            put.extend(put_links(&mut tx, (node, now), std::mem::take(&mut new), &mut done).await?);
+            tx.parts = tx.parts.and(body.as_ref().map_or(Parts::NONE, parts));
+            let rejected = match store(&mut tx, &Sender { node, live, now }, body).await {
                 Ok(news) => {
                     done.news.extend(news.filter(|n| !done.news.contains(n)));
                     continue;
@@ -139,19 +159,79 @@ impl Store {
                     rejected
                 }
                 Err(Refusal::Rejected(rejected)) => {
-                    done.first_reason
-                        .get_or_insert_with(|| format!("{}: {}", rejected.reason.as_str(), rejected.detail));
+                    done.note(&rejected);
                     rejected
                 }
             };
             scenario::count_rejected(&rejected, now).execute(&mut *tx).await?;
             done.rejected += 1;
         }
-        let text = "UPDATE nodes SET acked_seq = $2 WHERE node = $1";
-        sql!(tx.operation, text, node, done.acked_seq).execute(&mut *tx).await?;
-        tx.commit().await?;
+        put.extend(put_links(&mut tx, (node, now), new, &mut done).await?);
+        if !put.is_empty() {
+            tx.parts = tx.parts.and(Parts::LINKS);
+        }
+        let text = "UPDATE nodes SET acked_seq = $2 WHERE node = $1; COMMIT";
+        let last = sql!(tx.operation, text, node, done.acked_seq);
+        let (written, kept) = (self.write.written(), &self.reads.links);
+        let before = written.stamp(kept.parts());
+        let take = || {
+            kept.change(written, before, |known| {
+                if let Some(rows) = known.get_mut(&()).map(Arc::make_mut) {
+                    put.into_iter().for_each(|row| links::take(rows, row));
+                }
+            });
+        };
+        tx.commit_by(last, take).await?;
         Ok(Ingest::Done(done))
     }
+}
+
+impl Ingested {
+    fn note(&mut self, rejected: &Rejected) {
+        self.first_reason.get_or_insert_with(|| format!("{}: {}", rejected.reason.as_str(), rejected.detail));
+    }
+}
+
+/// What storing a report writes.
+fn parts(body: &ReportBody) -> Parts {
+    match body {
+        ReportBody::Link(_) => Parts::LINKS,
+        ReportBody::Steps(_) => Parts::STEPS,
+        ReportBody::Throughput(_) => Parts::TESTS,
+        ReportBody::Path(_) | ReportBody::Shape(_) => Parts::NONE,
+        _ => Parts::ALL,
+    }
+}
+
+/// Stores links that may be stored but for their peers; answers those that were.
+async fn put_links(
+    db: &mut SqliteConnection,
+    (node, now): (&NodeName, Timestamp),
+    new: Vec<LinkReport>,
+    done: &mut Ingested,
+) -> Result<Vec<LinkRow>> {
+    let mut rows: Vec<LinkRow> = Vec::with_capacity(new.len());
+    if new.is_empty() {
+        return Ok(rows);
+    }
+    let all = links::put(db, node, &new, now).await? == new.len();
+    for report in new {
+        let known = if all { Ok(()) } else { known_peer(db, node, &report.peer).await };
+        match known {
+            Ok(()) => rows.push(LinkRow { src: node.clone(), dst: report.peer.clone(), report, received: now }),
+            Err(Refusal::Store(error)) => return Err(error),
+            Err(Refusal::Run(_)) => {}
+            Err(Refusal::Rejected(rejected)) => {
+                done.note(&rejected);
+                scenario::count_rejected(&rejected, now).execute(&mut *db).await?;
+                done.rejected += 1;
+            }
+        }
+    }
+    if !rows.is_empty() && !done.news.contains(&News::Job) {
+        done.news.push(News::Job);
+    }
+    Ok(rows)
 }
 
 async fn store(
@@ -162,7 +242,11 @@ async fn store(
     let (body, node, now) = (body?, from.node, from.now);
     body.check().map_err(Rejected::from)?;
     match body {
-        ReportBody::Link(r) => link(db, node, &r, now).await,
+        ReportBody::Link(r) => {
+            known_peer(db, node, &r.peer).await?;
+            links::put(db, node, &[r], now).await?;
+            JOB
+        }
         ReportBody::Throughput(r) => throughput(db, node, &r, now).await,
         ReportBody::Path(r) => {
             known_peer(db, node, &r.peer).await?;
@@ -196,12 +280,6 @@ async fn known_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName)
     not_itself(node, peer)?;
     let query = sql!("look up a node", "SELECT EXISTS (SELECT 1 FROM nodes WHERE node = $1)", peer);
     registered(peer, query.fetch_one(db).await?)
-}
-
-async fn link(db: &mut SqliteConnection, node: &NodeName, r: &LinkReport, now: Timestamp) -> Stored {
-    not_itself(node, &r.peer)?;
-    registered(&r.peer, links::put(db, node, r, now).await?)?;
-    JOB
 }
 
 async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Stored {
@@ -442,6 +520,57 @@ mod tests {
         let tests = store.link_tests().await.unwrap();
         let last_two: Vec<_> = tests.iter().map(|t| (t.bandwidth_bps, t.previous_bps)).collect();
         assert_eq!(last_two, [(4e6, Some(9e7)), (3e6, Some(8e7))], "a to b, b to a");
+    }
+
+    /// Links of a batch are stored together, and what is kept in memory of them is what is stored; one whose peer nobody knows
+    /// does not hold up the others.
+    #[tokio::test]
+    async fn links_that_are_kept_are_those_that_are_stored() {
+        let (store, _dir) = scratch().await;
+        for name in ["a", "b", "c"] {
+            registered(&store, name).await;
+        }
+        let link = |peer: &str, latency_us: f64| LinkReport {
+            peer: node(peer),
+            latency_us,
+            latency_confidence: 1.0 / 3.0,
+            latency_age_ms: 0.1,
+            bandwidth_bps: (latency_us > 150.0).then_some(1e9 / 3.0),
+            bandwidth_confidence: 0.7,
+            bandwidth_age_ms: 1e-3,
+            jitter_us: 0.0,
+            loss_out: 0.0,
+            loss_back: 0.1,
+        };
+        let put = async |name: &str, first: u64, links: &[(&str, f64)]| {
+            let numbered = (first..).zip(links);
+            let batch = numbered.map(|(seq, (peer, us))| Incoming { seq, body: Ok(ReportBody::Link(link(peer, *us))) });
+            match store.ingest((&node(name), 1), batch.collect(), &[], Timestamp(first)).await.unwrap() {
+                Ingest::Done(done) => (done.acked_seq, done.rejected, done.news, done.first_reason.unwrap_or_default()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let same = async || {
+            let kept = store.links().await.unwrap();
+            let stored: Vec<LinkRow> =
+                sql!("read", "SELECT * FROM links ORDER BY src, dst").fetch_all(&store.read).await.unwrap();
+            assert_eq!(*kept, stored);
+            kept.iter().map(|row| (row.src.to_string() + row.dst.as_str(), row.report.latency_us)).collect::<Vec<_>>()
+        };
+        assert_eq!(same().await, []);
+        let all_new = put("a", 1, &[("c", 100.0), ("b", 200.0)]).await;
+        assert_eq!(all_new, (2, 0, vec![News::Job], String::new()));
+        assert_eq!(same().await, [("ab".to_owned(), 200.0), ("ac".to_owned(), 100.0)]);
+        let (acked, rejected, news, why) = put("a", 3, &[("b", 300.0), ("x", 1.0), ("a", 2.0), ("c", 100.1)]).await;
+        assert_eq!((acked, rejected, news), (6, 2, vec![News::Job]));
+        assert!(why.contains("node x never registered"), "{why}");
+        assert_eq!(same().await, [("ab".to_owned(), 300.0), ("ac".to_owned(), 100.1)]);
+        assert_eq!(put("b", 1, &[("x", 1.0)]).await.2, []);
+        put("b", 2, &[("a", 4.0), ("a", 5.0)]).await;
+        assert_eq!(same().await.last(), Some(&("ba".to_owned(), 5.0)));
+        assert_eq!(store.link_history(&node("b"), &node("a"), 9).await.unwrap().len(), 2);
+        store.forget_node(&node("c")).await.unwrap();
+        assert_eq!(same().await.len(), 2);
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ use flexcomm_wire::api::JobPolicy;
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
+use std::sync::Arc;
 
 use super::statement::{column, row, sql};
 use super::write::Transaction;
@@ -122,8 +123,9 @@ impl Store {
     /// Begins a transaction for what was worked out for a run. Working it out takes time, and another run may begin
     /// under the name meanwhile: then nothing of it may be written, and [`StoreError::Replaced`] says so.
     pub(super) async fn begin_for(&self, run: &JobRow, operation: &'static str) -> Result<Transaction<'_>> {
-        let mut tx = self.write.begin(operation).await?;
-        let text = "SELECT EXISTS (SELECT 1 FROM jobs WHERE job = $1 AND created_us = $2 AND run IS $3)";
+        let mut tx = self.write.take(operation).await?;
+        let text =
+            "BEGIN IMMEDIATE; SELECT EXISTS (SELECT 1 FROM jobs WHERE job = $1 AND created_us = $2 AND run IS $3)";
         let holds = sql!(operation, text, run.job, run.created, run.run).fetch_one(&mut *tx).await?;
         if holds { Ok(tx) } else { Err(StoreError::Replaced { operation, job: run.job.to_string() }) }
     }
@@ -171,7 +173,8 @@ impl Store {
 
     /// The jobs that run, newest first.
     pub async fn running_jobs(&self) -> Result<Vec<JobRow>> {
-        sql!("read the jobs that run", RUNNING).fetch_all(&self.read).await
+        let read = async { sql!("read the jobs that run", RUNNING).fetch_all(&self.read).await };
+        self.reads.running_jobs.get(self.write.written(), (), read).await
     }
 
     /// One job.
@@ -180,9 +183,10 @@ impl Store {
     }
 
     /// The ranks of a job that were ever seen, by number.
-    pub async fn ranks(&self, job: &JobId) -> Result<Vec<RankRow>> {
+    pub async fn ranks(&self, job: &JobId) -> Result<Arc<Vec<RankRow>>> {
         let text = "SELECT * FROM ranks WHERE job = $1 ORDER BY rank";
-        sql!("read a job's ranks", text, job).fetch_all(&self.read).await
+        let read = async { sql!("read a job's ranks", text, job).fetch_all(&self.read).await.map(Arc::new) };
+        self.reads.ranks.get(self.write.written(), job.clone(), read).await
     }
 }
 

@@ -2,9 +2,11 @@
 
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::{LinkReport, PathReport};
-use sqlx::SqliteConnection;
+use sqlx::{AssertSqlSafe, SqliteConnection};
+use std::sync::Arc;
 
-use super::statement::{row, sql};
+use super::kept::Parts;
+use super::statement::{Statement, ToValue, row, sql};
 use super::{Result, Store, json};
 
 pub(super) const HISTORY: &str = "SELECT received_us, latency_us, bandwidth_bps FROM link_history
@@ -79,13 +81,17 @@ row!(PathRow { from: src, to: dst, hops, at_us: received_us });
 
 impl Store {
     /// The newest estimate of every link.
-    pub async fn links(&self) -> Result<Vec<LinkRow>> {
-        sql!("read the links", "SELECT * FROM links ORDER BY src, dst").fetch_all(&self.read).await
+    pub async fn links(&self) -> Result<Arc<Vec<LinkRow>>> {
+        let text = "SELECT * FROM links ORDER BY src, dst";
+        let read = async { sql!("read the links", text).fetch_all(&self.read).await.map(Arc::new) };
+        self.reads.links.get(self.write.written(), (), read).await
     }
 
     /// The newest active test of every link that was tested.
-    pub async fn link_tests(&self) -> Result<Vec<TestRow>> {
-        sql!("read the tests of links", "SELECT * FROM link_tests ORDER BY src, dst").fetch_all(&self.read).await
+    pub async fn link_tests(&self) -> Result<Arc<Vec<TestRow>>> {
+        let text = "SELECT * FROM link_tests ORDER BY src, dst";
+        let read = async { sql!("read the tests of links", text).fetch_all(&self.read).await.map(Arc::new) };
+        self.reads.link_tests.get(self.write.written(), (), read).await
     }
 
     /// Past estimates of one link, oldest first, the newest `limit` of them.
@@ -118,6 +124,7 @@ impl Store {
             return Ok(());
         }
         let mut tx = self.write.begin("store the accounts of probing").await?;
+        tx.parts = Parts::NONE;
         for (node, level_s) in moved {
             let text = "INSERT OR REPLACE INTO probe_accounts (node, level_s, stored_us) VALUES ($1, $2, $3)";
             sql!(tx.operation, text, node, level_s, now).execute(&mut *tx).await?;
@@ -126,30 +133,53 @@ impl Store {
     }
 }
 
-/// Stores an estimate and adds it to the history; false when its peer never registered. One query: each is a way to the
-/// database's thread and back, and links are reported more often than all else.
-pub(super) async fn put(db: &mut SqliteConnection, src: &NodeName, r: &LinkReport, now: Timestamp) -> Result<bool> {
-    let query = sql!(
-        "store a link",
-        "INSERT OR REPLACE INTO links (src, dst, latency_us, latency_confidence, latency_age_ms, bandwidth_bps,
-            bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back, received_us)
-         SELECT $1, node, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM nodes WHERE node = $2;
-         INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
-         SELECT $1, node, $12, $3, $6 FROM nodes WHERE node = $2",
-        src,
-        r.peer,
-        r.latency_us,
-        r.latency_confidence,
-        r.latency_age_ms,
-        r.bandwidth_bps,
-        r.bandwidth_confidence,
-        r.bandwidth_age_ms,
-        r.jitter_us,
-        r.loss_out,
-        r.loss_back,
-        now,
-    );
-    Ok(query.affected(db).await? > 0)
+/// Estimates that one query stores: its text and its values stay small.
+const AT_ONCE: usize = 16;
+
+/// Stores estimates and adds them to the history; how many were stored: those whose peer never registered
+/// are left out. Few queries: each is a way to the database's thread and back, and links are reported more often than all else.
+pub(super) async fn put(
+    db: &mut SqliteConnection,
+    src: &NodeName,
+    reports: &[LinkReport],
+    now: Timestamp,
+) -> Result<usize> {
+    let mut stored = 0;
+    for reports in reports.chunks(AT_ONCE) {
+        let (mut texts, mut values) = (Vec::new(), vec![src.to_value(), now.to_value()]);
+        for r in reports {
+            let first = values.len();
+            let value = |number: usize| first + number;
+            let [peer, latency, bandwidth] = [1, 2, 5].map(value);
+            let columns: Vec<String> = (2..=10).map(|number| format!("${}", value(number))).collect();
+            texts.push(format!(
+                "INSERT OR REPLACE INTO links (src, dst, received_us, latency_us, latency_confidence, latency_age_ms,
+                    bandwidth_bps, bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back)
+                 SELECT $1, node, $2, {} FROM nodes WHERE node = ${peer};
+                 INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
+                 SELECT $1, node, $2, ${latency}, ${bandwidth} FROM nodes WHERE node = ${peer}",
+                columns.join(", ")
+            ));
+            values.push(r.peer.to_value());
+            values.extend([r.latency_us, r.latency_confidence, r.latency_age_ms].map(|value| value.to_value()));
+            values.push(r.bandwidth_bps.to_value());
+            let rest = [r.bandwidth_confidence, r.bandwidth_age_ms, r.jitter_us, r.loss_out, r.loss_back];
+            values.extend(rest.map(|value| value.to_value()));
+        }
+        // Two rows of each.
+        stored += Statement::new("store links", AssertSqlSafe(texts.join("; ")), values).affected(&mut *db).await?
+            as usize
+            / 2;
+    }
+    Ok(stored)
+}
+
+/// What was just stored, in the order of [`Store::links`].
+pub(super) fn take(rows: &mut Vec<LinkRow>, new: LinkRow) {
+    match rows.binary_search_by(|row| (&row.src, &row.dst).cmp(&(&new.src, &new.dst))) {
+        Ok(at) => rows[at] = new,
+        Err(at) => rows.insert(at, new),
+    }
 }
 
 /// Stores the result of an active test of one direction.

@@ -8,6 +8,7 @@ mod decisions;
 mod ingest;
 mod intervals;
 mod jobs;
+mod kept;
 mod links;
 mod lock;
 mod nodes;
@@ -30,8 +31,10 @@ pub use nodes::{NodeRow, Registration};
 pub use steps::StepRow;
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
-use flexcomm_domain::{JobId, Timestamp};
+use crate::measure::StepSpan;
+use flexcomm_domain::{JobId, Timestamp, Version};
 use flexcomm_optimizer::CoefficientBook;
+use kept::{Kept, Parts};
 use lock::Lock;
 use parking_lot::Mutex;
 use sqlx::sqlite::SqlitePool;
@@ -54,6 +57,43 @@ const READY_FOR: Duration = Duration::from_secs(1);
 
 /// What a look at the store found, and when.
 type Look = (Instant, std::result::Result<(), Arc<StoreError>>);
+
+/// What was read and did not change since.
+#[derive(Debug)]
+struct Reads {
+    links: Kept<(), Arc<Vec<LinkRow>>>,
+    link_tests: Kept<(), Arc<Vec<TestRow>>>,
+    nodes: Kept<(), Arc<Vec<NodeRow>>>,
+    running_jobs: Kept<(), Vec<JobRow>>,
+    ranks: Kept<JobId, Arc<Vec<RankRow>>>,
+    step_spans: Kept<JobId, BTreeMap<u32, StepSpan>>,
+    decision: Kept<JobId, Option<DecisionRow>>,
+    newest_version: Kept<JobId, Version>,
+    trials: Kept<(JobId, u32), Vec<TrialRow>>,
+    trial_reports: Kept<(JobId, u32), Arc<Vec<TrialReportRow>>>,
+    planner_memory: Kept<JobId, Option<String>>,
+    open_interval: Kept<JobId, Option<OpenInterval>>,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        let rest = Parts::REST;
+        Self {
+            links: Kept::of(rest.and(Parts::LINKS)),
+            link_tests: Kept::of(rest.and(Parts::TESTS)),
+            nodes: Kept::of(rest),
+            running_jobs: Kept::of(rest.and(Parts::STEPS)),
+            ranks: Kept::of(rest),
+            step_spans: Kept::of(rest.and(Parts::STEPS)),
+            decision: Kept::of(rest),
+            newest_version: Kept::of(rest),
+            trials: Kept::of(rest),
+            trial_reports: Kept::of(rest),
+            planner_memory: Kept::of(rest.and(Parts::MEMORY)),
+            open_interval: Kept::of(rest.and(Parts::MEMORY)),
+        }
+    }
+}
 
 /// Why the store did not do something. Completes "failed to ...".
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +191,7 @@ pub struct Store {
     book_reads: AtomicU64,
     /// Steps as they were read last.
     windows: Mutex<BTreeMap<JobId, steps::Window>>,
+    reads: Reads,
     looked: tokio::sync::Mutex<Option<Look>>,
     lock: Mutex<Option<Lock>>,
 }
@@ -186,8 +227,8 @@ impl Store {
     }
 
     fn new(write: Writer, read: SqlitePool, lock: Option<Lock>) -> Self {
-        let (damaged, book, book_reads, windows, looked) = Default::default();
-        Self { write, read, damaged, book, book_reads, windows, looked, lock: Mutex::new(lock) }
+        let (damaged, book, book_reads, windows, reads, looked) = Default::default();
+        Self { write, read, damaged, book, book_reads, windows, reads, looked, lock: Mutex::new(lock) }
     }
 
     /// Closes the file in an orderly way.

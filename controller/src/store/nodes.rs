@@ -3,6 +3,7 @@
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::Register;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::statement::{row, sql};
 use super::{Result, Store};
@@ -50,6 +51,12 @@ impl Store {
     /// All nodes by name.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>> {
         sql!("read the nodes", "SELECT * FROM nodes ORDER BY node").fetch_all(&self.read).await
+    }
+
+    /// All nodes by name, as they registered: how far their reports are stored may be of some time ago.
+    pub async fn nodes_as_registered(&self) -> Result<Arc<Vec<NodeRow>>> {
+        let read = async { self.nodes().await.map(Arc::new) };
+        self.reads.nodes.get(self.write.written(), (), read).await
     }
 
     /// One node.

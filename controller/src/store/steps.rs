@@ -5,7 +5,7 @@ use flexcomm_wire::{StepRecord, StepsReport};
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::statement::{row, sql};
-use super::{Result, Store, json, stored};
+use super::{Result, Store, StoreError, json, stored};
 use crate::limits::STEP_WINDOW;
 use crate::measure::StepSpan;
 use std::collections::BTreeMap;
@@ -50,6 +50,8 @@ pub(super) struct Window {
     /// Nothing is missing from here on.
     from: u64,
     rows: BTreeMap<(u64, u32), StepRow>,
+    /// What was read last, with what was written until then ([`super::kept::Written::stamp`]): from a step to another.
+    read: Option<(Option<u64>, u64, u64)>,
 }
 
 /// What [`STEPS`] reads of a rank: the rank, up to which step what is known of it holds (-1: not at all), what comes after.
@@ -57,7 +59,7 @@ type News = (u32, i64, Vec<StepRow>);
 
 impl Window {
     fn new(from: u64) -> Self {
-        Self { from, rows: BTreeMap::new() }
+        Self { from, rows: BTreeMap::new(), read: None }
     }
 
     /// For [`STEPS`].
@@ -155,21 +157,29 @@ impl Store {
 
     /// The oldest and the newest step of each rank that has reported any.
     pub async fn step_spans(&self, job: &JobId) -> Result<BTreeMap<u32, StepSpan>> {
-        let query = sql!("read which steps of a job are known", STEP_SPANS, job);
-        let rows: Vec<RankSpan> = query.fetch_all(&self.read).await?;
-        let span = |r: RankSpan| (r.rank, StepSpan { oldest: (r.oldest, r.began), newest: (r.newest, r.ended) });
-        Ok(rows.into_iter().map(span).collect())
+        let read = async {
+            let query = sql!("read which steps of a job are known", STEP_SPANS, job);
+            let rows: Vec<RankSpan> = query.fetch_all(&self.read).await?;
+            let span = |r: RankSpan| (r.rank, StepSpan { oldest: (r.oldest, r.began), newest: (r.newest, r.ended) });
+            Ok::<_, StoreError>(rows.into_iter().map(span).collect())
+        };
+        self.reads.step_spans.get(self.write.written(), job.clone(), read).await
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
     pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
         let to = from.saturating_add(steps);
+        let stamp = self.write.written().stamp(self.reads.step_spans.parts());
         let known = self.windows.lock().remove(job).filter(|window| window.from <= from);
         let mut window = known.unwrap_or_else(|| Window::new(from));
-        let newest = json("read steps", &window.newest())?;
-        let query = sql!("read steps", STEPS, job, from, to, newest);
-        let news: String = query.fetch_one(&self.read).await?;
-        window.take(from, stored("read steps", "row", serde_json::from_str(&news))?);
+        let read = Some((stamp, from, to));
+        if stamp.is_none() || window.read != read {
+            let newest = json("read steps", &window.newest())?;
+            let query = sql!("read steps", STEPS, job, from, to, newest);
+            let news: String = query.fetch_one(&self.read).await?;
+            window.take(from, stored("read steps", "row", serde_json::from_str(&news))?);
+            window.read = read;
+        }
         let rows = window.rows.range(..(to, 0)).map(|(_, row)| row.clone()).collect();
         let mut windows = self.windows.lock();
         windows.insert(job.clone(), window);

@@ -3,6 +3,7 @@
 use flexcomm_domain::{JobId, Strategy, Timestamp};
 use flexcomm_wire::{TrialOutcome, TrialReport};
 use sqlx::SqliteConnection;
+use std::sync::Arc;
 
 use super::checksum::{Sealed, intact, sealed};
 use super::statement::sql;
@@ -135,17 +136,23 @@ impl Store {
     /// The newest `limit` trials of a job, newest first, without those that are damaged.
     pub async fn trials(&self, job: &JobId, limit: u32) -> Result<Vec<TrialRow>> {
         let text = "SELECT * FROM trials WHERE job = $1 ORDER BY id DESC LIMIT $2";
-        let rows: Vec<Raw> = sql!("read trials", text, job, limit).fetch_all(&self.read).await?;
-        rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
+        let read = async {
+            let rows: Vec<Raw> = sql!("read trials", text, job, limit).fetch_all(&self.read).await?;
+            rows.into_iter().filter_map(|row| intact(row.row(self))).collect::<Result<_>>()
+        };
+        self.reads.trials.get(self.write.written(), (job.clone(), limit), read).await
     }
 
     /// What the ranks found in the newest `trials` trials, by trial and rank, without what is damaged.
-    pub async fn trial_reports(&self, job: &JobId, trials: u32) -> Result<Vec<TrialReportRow>> {
+    pub async fn trial_reports(&self, job: &JobId, trials: u32) -> Result<Arc<Vec<TrialReportRow>>> {
         let text = "SELECT * FROM trial_reports WHERE job = $1
             AND id > (SELECT coalesce(max(id), 0) FROM trials WHERE job = $1) - $2 ORDER BY id, rank";
-        let query = sql!("read the results of trials", text, job, trials);
-        let rows: Vec<RawReport> = query.fetch_all(&self.read).await?;
-        rows.into_iter().filter_map(|row| intact(row.row(self))).collect()
+        let read = async {
+            let query = sql!("read the results of trials", text, job, trials);
+            let rows: Vec<RawReport> = query.fetch_all(&self.read).await?;
+            rows.into_iter().filter_map(|row| intact(row.row(self))).collect::<Result<_>>().map(Arc::new)
+        };
+        self.reads.trial_reports.get(self.write.written(), (job.clone(), trials), read).await
     }
 
     /// Asks for a trial; `None` when one is pending.

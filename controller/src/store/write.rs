@@ -11,6 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Result;
+use super::kept::{Parts, Written};
 use super::statement::{Statement, failed, sql};
 
 /// Looks in a row that must find the writer stuck: space that comes back between the two halves of a look makes one.
@@ -31,6 +32,7 @@ pub(super) struct Writer {
     failing: AtomicBool,
     /// Looks in a row that found it stuck.
     stuck: AtomicU32,
+    written: Written,
 }
 
 impl Writer {
@@ -42,16 +44,23 @@ impl Writer {
             committed: AtomicBool::new(true),
             failing: AtomicBool::new(false),
             stuck: AtomicU32::new(0),
+            written: Written::default(),
         }
     }
 
     /// Begins a transaction for an operation, which its errors name; what is not committed is rolled back.
     pub(super) async fn begin(&self, operation: &'static str) -> Result<Transaction<'_>> {
-        let connection = self.pool.acquire().await.inspect_err(|_| self.committed.store(false, Ordering::Relaxed));
-        let connection = connection.map_err(failed(operation))?;
-        let mut begun = Transaction { connection, committed: false, writer: self, operation };
+        let mut begun = self.take(operation).await?;
         sql!(operation, "BEGIN IMMEDIATE").execute(&mut *begun).await?;
         Ok(begun)
+    }
+
+    /// The same, but its first statement has to begin with `BEGIN IMMEDIATE;`: each query is a way to the database's thread and
+    /// back.
+    pub(super) async fn take(&self, operation: &'static str) -> Result<Transaction<'_>> {
+        let connection = self.pool.acquire().await.inspect_err(|_| self.committed.store(false, Ordering::Relaxed));
+        let connection = connection.map_err(failed(operation))?;
+        Ok(Transaction { connection, committed: false, writer: self, operation, parts: Parts::ALL })
     }
 
     /// Runs one statement as a transaction; how many rows it changed.
@@ -60,6 +69,11 @@ impl Writer {
         let changed = statement.affected(&mut *tx).await?;
         tx.commit().await?;
         Ok(changed)
+    }
+
+    /// What was written so far.
+    pub(super) fn written(&self) -> &Written {
+        &self.written
     }
 
     /// Whether the newest write committed.
@@ -104,6 +118,7 @@ impl Writer {
     /// The connection outside of any transaction, so that a test can keep it or change its limits.
     #[cfg(test)]
     pub(crate) async fn connection(&self) -> PoolConnection<Sqlite> {
+        self.written.is_unsure();
         self.pool.acquire().await.unwrap()
     }
 }
@@ -116,13 +131,23 @@ pub(super) struct Transaction<'a> {
     writer: &'a Writer,
     /// What it is for.
     pub(super) operation: &'static str,
+    /// What it writes at most.
+    pub(super) parts: Parts,
 }
 
 impl Transaction<'_> {
     /// Returns when what was written is on disk.
-    pub(super) async fn commit(mut self) -> Result<()> {
-        sql!(self.operation, "COMMIT").execute(&mut *self).await?;
+    pub(super) async fn commit(self) -> Result<()> {
+        let last = sql!(self.operation, "COMMIT");
+        self.commit_by(last, || ()).await
+    }
+
+    /// The same by a last statement, which has to end with `; COMMIT`. `then` runs before anything else can be written.
+    pub(super) async fn commit_by(mut self, last: Statement, then: impl FnOnce()) -> Result<()> {
+        last.execute(&mut *self).await?;
         self.committed = true;
+        self.writer.written.committed(self.parts);
+        then();
         self.writer.committed.store(true, Ordering::Relaxed);
         if self.writer.failing.swap(false, Ordering::Relaxed) {
             tracing::info!("writes to the database commit again");
@@ -135,6 +160,7 @@ impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         if !self.committed {
             self.writer.committed.store(false, Ordering::Relaxed);
+            self.writer.written.is_unsure();
             self.connection.close_on_drop();
         }
     }

@@ -131,12 +131,14 @@ pub struct Prober {
     /// Grows with every hello: the responder may have restarted, its count with it.
     epoch: u64,
     window: VecDeque<Entry>,
+    /// What the window said of losses last, until something of it changes.
+    loss: Option<Loss>,
 }
 
 impl Prober {
     /// `session` must be random: it tells this prober from all others.
     pub fn new(key: Key, session: u64, limits: ProberLimits) -> Self {
-        Self { key, session, limits, next_seq: 1, cookie: 0, epoch: 0, window: VecDeque::new() }
+        Self { key, session, limits, next_seq: 1, cookie: 0, epoch: 0, window: VecDeque::new(), loss: None }
     }
 
     /// The number that tells this prober's answers from those of others.
@@ -149,6 +151,7 @@ impl Prober {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.trim(now);
+        self.loss = None;
         self.window.push_back(Entry { seq, sent: now, state: State::Pending });
         Packet { session: self.session, seq, cookie: self.cookie, body: Body::Request }.encode(&self.key)
     }
@@ -162,6 +165,7 @@ impl Prober {
 
     /// Takes back the newest request: it could not be sent.
     pub fn unsend(&mut self) {
+        self.loss = None;
         if let Some(entry) = self.window.back_mut() {
             entry.state = State::Hello;
         }
@@ -180,6 +184,7 @@ impl Prober {
             return Err(unexpected);
         }
         self.cookie = packet.cookie;
+        self.loss = None;
         let Body::Reply { received, arrived_ns, hold_ns } = packet.body else {
             entry.state = State::Hello;
             self.epoch += 1;
@@ -203,6 +208,7 @@ impl Prober {
             if entry.state == State::Pending && now.since(entry.sent) > self.limits.timeout_s {
                 entry.state = State::Lost;
                 lost += 1;
+                self.loss = None;
             }
         }
         lost
@@ -217,6 +223,7 @@ impl Prober {
         let old = |entry: &Entry| now.since(entry.sent) > self.limits.window_s;
         while self.window.len() >= MAX_WINDOW || self.window.front().is_some_and(old) {
             self.window.pop_front();
+            self.loss = None;
         }
     }
 
@@ -224,10 +231,15 @@ impl Prober {
     pub fn loss(&mut self, now: Nanos) -> Loss {
         self.expire(now);
         self.trim(now);
+        if let Some(loss) = self.loss {
+            return loss;
+        }
         let count = |is: fn(&State) -> bool| self.window.iter().filter(|entry| is(&entry.state)).count() as u64;
         let answered = count(|state| matches!(state, State::Answered { .. }));
         let (out, back) = self.directions();
-        Loss { sent: answered + count(|state| *state == State::Lost), answered, out, back }
+        let loss = Loss { sent: answered + count(|state| *state == State::Lost), answered, out, back };
+        self.loss = Some(loss);
+        loss
     }
 
     /// What the window says at `now`.

@@ -5,6 +5,7 @@ use super::cluster::{Cluster, Rule, lowest};
 use super::steps::{Kind, Point, Rules, present};
 use crate::passive::{Transfer, theil_sen};
 use flexcomm_domain::BANDWIDTH_CONFIDENCE_AGE_S;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 /// Most real transfers kept. Few on purpose: the regression looks at all pairs.
@@ -44,15 +45,29 @@ pub(super) struct BetaEstimator {
     samples: VecDeque<(f64, Sample)>,
     /// Begin and end of the last tests; the end of one that runs is far ahead.
     tests: VecDeque<(f64, f64)>,
+    /// What samples and tests said last: asked ten times a second, and seldom news.
+    found: Cell<Option<Said>>,
+}
+
+/// What samples and tests say with a latency.
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    alpha: Option<f64>,
+    /// When the newest sample came; none without samples.
+    newest: Option<f64>,
+    /// The cluster, and among how many samples.
+    believed: Option<(Cluster, usize)>,
 }
 
 impl BetaEstimator {
     pub(super) fn new(window_s: f64, step: f64) -> Self {
-        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples: VecDeque::new(), tests: VecDeque::new() }
+        let (samples, tests, found) = Default::default();
+        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples, tests, found }
     }
 
     /// A test begins to use the link.
     pub(super) fn test_begins(&mut self, at: f64) {
+        self.found.set(None);
         self.tests.push_back((at, at + LONGEST_TEST_S));
         if self.tests.len() > MAX_TESTS {
             self.tests.pop_front();
@@ -61,6 +76,7 @@ impl BetaEstimator {
 
     /// It is over, with a result or without.
     pub(super) fn test_ends(&mut self, at: f64) {
+        self.found.set(None);
         if let Some(test) = self.tests.back_mut().filter(|(_, end)| *end > at) {
             test.1 = at;
         }
@@ -85,6 +101,7 @@ impl BetaEstimator {
     /// Drops what a step of the bandwidth made the past. It would be judged again with every sample, and the ones that
     /// bore witness to the step leave the window before the past does: the link would seem to be as it was before.
     fn forget_past(&mut self, now: f64, alpha: Option<f64>) {
+        self.found.set(None);
         let points = self.points(alpha);
         let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
         let rules = Rules { step: 1.0 + self.step, tests: &tests };
@@ -127,16 +144,27 @@ impl BetaEstimator {
     }
 
     pub(super) fn estimate(&self, at: f64, alpha: Option<f64>) -> Option<Known> {
-        let points = self.points(alpha);
-        let age_s = (at - points.last()?.at).max(0.0);
-        let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
-        let rules = Rules { step: 1.0 + self.step, tests: &tests };
-        let present = &points[present(&points, rules)..];
-        let (cluster, among) = believed(present)?;
+        let said = self.said(alpha);
+        let age_s = (at - said.newest?).max(0.0);
+        let (cluster, among) = said.believed?;
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let share = (2.0 * cluster.support as f64 / among as f64).min(1.0);
         let confidence = support * share.sqrt() * (-age_s / BANDWIDTH_CONFIDENCE_AGE_S).exp();
         Some(Known { value: cluster.value, confidence, age_s })
+    }
+
+    fn said(&self, alpha: Option<f64>) -> Said {
+        let same = |said: &Said| said.alpha.map(f64::to_bits) == alpha.map(f64::to_bits);
+        if let Some(said) = self.found.get().filter(same) {
+            return said;
+        }
+        let points = self.points(alpha);
+        let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
+        let rules = Rules { step: 1.0 + self.step, tests: &tests };
+        let believed = believed(&points[present(&points, rules)..]);
+        let said = Said { alpha, newest: points.last().map(|point| point.at), believed };
+        self.found.set(Some(said));
+        said
     }
 }
 
