@@ -139,22 +139,21 @@ pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &
         Level::Median => one.seconds,
         Level::FirstDecile => one.first_decile,
     };
-    let times = |software: Software| -> Result<Vec<f64>> {
-        let truth = Coefficients { software, ..base.clone() };
+    let wanted: Vec<f64> = measured.collectives.iter().map(seconds).collect();
+    let times = |found: Seconds| -> Result<Vec<f64>> {
+        let truth = Coefficients { software: with(base.software, found), ..base.clone() };
         measured.collectives.iter().map(|one| collective_s(&cell, &truth, one, measured.row)).collect()
     };
-    let error = |software: Software| -> Result<f64> {
-        let ratios = times(software)?.into_iter().zip(&measured.collectives).map(|(s, one)| s / seconds(one) - 1.0);
-        let squares: Vec<f64> = ratios.map(|off| off * off).collect();
-        Ok((squares.iter().sum::<f64>() / squares.len().max(1) as f64).sqrt())
-    };
-    let mut truth = Coefficients { software: fitted(base.software, &error)?, ..base.clone() };
-    let error = error(truth.software)?;
+    let found = fitted(&wanted, &times)?;
+    let of_truth = times(found)?;
+    let squares = of_truth.iter().zip(&wanted).map(|(truth, one)| (truth / one - 1.0).powi(2)).sum::<f64>();
+    let error = (squares / wanted.len().max(1) as f64).sqrt();
+    let mut truth = Coefficients { software: with(base.software, found), ..base.clone() };
     let row = |(one, truth_s): (&MeasuredCollective, f64)| {
         let what = format!("{} of {} bytes", one.what, one.bytes);
         Row { what, measured_s: seconds(one), truth_s }
     };
-    let mut rows: Vec<Row> = measured.collectives.iter().zip(times(truth.software)?).map(row).collect();
+    let mut rows: Vec<Row> = measured.collectives.iter().zip(of_truth).map(row).collect();
     let curves = measured.steps.keys().map(|setting| Ok((setting, fixed::sizes(&cell, setting, data)?)));
     let curves: BTreeMap<&String, Curve> = curves.collect::<Result<_>>()?;
     for (name, found) in codecs(measured, &cell, &truth, &curves)? {
@@ -220,28 +219,41 @@ fn collective_s(cell: &Cell, truth: &Coefficients, one: &MeasuredCollective, row
     Ok(took / row as f64)
 }
 
-/// The seconds of `from` by factors that make the error least, found by steps in their logarithms that shrink.
-fn fitted(from: Software, error: &impl Fn(Software) -> Result<f64>) -> Result<Software> {
-    const PARTS: [fn(&mut Software) -> &mut f64; 3] = [|s| &mut s.collective_s, |s| &mut s.round_s, |s| &mut s.byte_s];
-    let mut best = Software { collective_s: 1e-4, round_s: 1e-4, byte_s: 1e-9, ..from };
-    let (mut least, mut factor) = (error(best)?, 8.0f64);
-    while factor > 1.01 {
-        let before = least;
-        for part in PARTS {
-            for by in [factor, 1.0 / factor] {
-                let mut other = best;
-                *part(&mut other) *= by;
-                let off = error(other)?;
-                if off < least {
-                    (best, least) = (other, off);
-                }
+/// Seconds of the software: to begin a collective, for a round, for a byte.
+type Seconds = [f64; 3];
+
+fn with(software: Software, [collective_s, round_s, byte_s]: Seconds) -> Software {
+    Software { collective_s, round_s, byte_s, ..software }
+}
+
+/// Those with which `times` come nearest to what was measured: least squares of the errors over each time, none below 0. Times are
+/// nearly linear in them, so each solution of what is linear around the last one is nearer.
+fn fitted(measured: &[f64], times: &impl Fn(Seconds) -> Result<Vec<f64>>) -> Result<Seconds> {
+    const STEPS: Seconds = [2e-5, 2e-5, 2e-10];
+    let mut found = [1e-4, 1e-4, 1e-9];
+    for _ in 0..8 {
+        let now = times(found)?;
+        let mut slopes: Vec<Vec<f64>> = Vec::new();
+        for (part, step) in STEPS.iter().enumerate() {
+            let mut more = found;
+            more[part] += step;
+            let slope =
+                times(more)?.into_iter().zip(&now).zip(measured).map(|((more, now), one)| (more - now) / step / one);
+            slopes.push(slope.collect());
+        }
+        let mut left: Vec<f64> = now.iter().zip(measured).map(|(now, one)| 1.0 - now / one).collect();
+        // One part after the other takes what is left, until they no longer move.
+        for _ in 0..10_000 {
+            for (part, slope) in slopes.iter().enumerate() {
+                let along: f64 = slope.iter().zip(&left).map(|(slope, left)| slope * left).sum();
+                let all = slope.iter().map(|slope| slope * slope).sum::<f64>().max(f64::MIN_POSITIVE);
+                let new = (found[part] + along / all).max(0.0);
+                left.iter_mut().zip(slope).for_each(|(left, slope)| *left -= slope * (new - found[part]));
+                found[part] = new;
             }
         }
-        if least > 0.999 * before {
-            factor = factor.sqrt();
-        }
     }
-    Ok(best)
+    Ok(found)
 }
 
 /// The median step in the truth, seconds.
