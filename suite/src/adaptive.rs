@@ -4,6 +4,7 @@
 use crate::cells::{Cell, Net};
 use crate::fixed::{self, TEST_EVERY};
 use crate::ranks::Data;
+use crate::score;
 use crate::trainers::{JobContext, Ticked, Trainers};
 use anyhow::Result;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
@@ -73,10 +74,10 @@ pub struct Prediction {
 pub struct AdaptiveRun {
     /// When each step of training ended on the last rank, seconds since the start; the time of trials is within.
     pub ends: Vec<f64>,
-    /// Test losses every [`crate::fixed::TEST_EVERY`] steps, the first before any.
+    /// Test losses every [`crate::fixed::TEST_EVERY`] steps, the first before any, as far as they are of use.
     pub losses: Vec<f64>,
-    /// At the end.
-    pub accuracy: f64,
+    /// At the end of training, where it came there.
+    pub accuracy: Option<f64>,
     /// Whether training ended early: values that are not finite.
     pub diverged: bool,
     /// Strategies that came into force, in order, the first with the first step.
@@ -167,6 +168,28 @@ pub fn idle<B: ControlPlane>(network: &mut Network<Token<B::Token>>, beside: &mu
     }
 }
 
+/// How far a run is of use.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Goal {
+    /// Once the smoothed curve of test losses has reached this, no more are taken.
+    pub target: f64,
+    /// Nor after so many seconds.
+    pub late_s: f64,
+    /// Whether it trains on to its last step, for the final accuracy.
+    pub is_whole: bool,
+}
+
+impl Goal {
+    /// Everything of a run is of use.
+    pub const WHOLE: Self = Self { target: f64::NEG_INFINITY, late_s: f64::INFINITY, is_whole: true };
+
+    /// Whether later losses could change nothing: smoothing looks one ahead.
+    fn is_reached(&self, losses: &[f64]) -> bool {
+        let smooth = score::smooth(&fixed::points(losses));
+        score::steps_to(&smooth[..smooth.len().saturating_sub(1)], self.target).is_some()
+    }
+}
+
 /// Trains a cell's job with `initial` in force at first, and with what is decided beside it.
 pub fn run<B: ControlPlane>(
     cell: &Cell,
@@ -175,15 +198,18 @@ pub fn run<B: ControlPlane>(
     seed: u64,
     initial: Strategy,
     beside: &mut B,
+    goal: Goal,
 ) -> Result<AdaptiveRun> {
     let mut trainers = Trainers::new(cell, truth, data, seed, initial)?;
     let mut net = begin(cell, truth, seed, trainers.hellos()?, beside);
     let mut around = JobContext { net: &mut net, beside };
     let first = Switch { step: 0, at_s: 0.0, version: 0, strategy: initial.to_string() };
-    let losses = vec![trainers.test().loss];
+    // As curves of fixed settings are recorded.
+    let loss = |trainers: &mut Trainers<'_>| fixed::rounded(fixed::finite(trainers.test().loss));
+    let losses = vec![loss(&mut trainers)];
     let mut ran = AdaptiveRun { switches: vec![first], losses, ..AdaptiveRun::default() };
-    let (mut now, mut syncs) = (0.0, Vec::new());
-    while trainers.step() < cell.steps {
+    let (mut now, mut syncs, mut is_seen) = (0.0, Vec::new(), false);
+    while trainers.step() < cell.steps && (goal.is_whole || !is_seen) {
         let Some(ticked) = trainers.tick(&mut around)? else {
             ran.diverged = true;
             break;
@@ -193,8 +219,9 @@ pub fn run<B: ControlPlane>(
         if ticked.tick.trial.is_none() {
             ran.ends.push(now);
             syncs.push(ticked.sync_s());
-            if trainers.step().is_multiple_of(TEST_EVERY) {
-                ran.losses.push(trainers.test().loss);
+            if trainers.step().is_multiple_of(TEST_EVERY) && !is_seen {
+                ran.losses.push(loss(&mut trainers));
+                is_seen = goal.is_reached(&ran.losses) || now > goal.late_s;
             }
         }
         let switch = |new: InForce| {
@@ -203,8 +230,9 @@ pub fn run<B: ControlPlane>(
         };
         ran.switches.extend(ticked.switched.map(switch));
     }
-    ran.losses.iter_mut().for_each(|loss| *loss = fixed::finite(*loss));
-    ran.accuracy = trainers.test().accuracy;
+    if trainers.step() >= cell.steps || ran.diverged {
+        ran.accuracy = Some(trainers.test().accuracy);
+    }
     ran.experiments.bytes += beside.bytes();
     let (predicted, changes) = (beside.predictions(), cell.changes(now));
     ran.predictions = ran.kept(&predicted, &syncs, &changes);

@@ -268,6 +268,11 @@ impl Baselines {
         score::geometric_mean(seconds?)
     }
 
+    /// The loss that a seed's runs are to reach.
+    pub(crate) fn target(&self, seed: u64) -> Result<f64> {
+        Ok(self.measure(seed).context("dense comes first")?.target)
+    }
+
     /// Seconds after which a seed's run counts as one that does not reach the target: until then controls follow the network.
     pub(crate) fn counts_until(&self, seed: u64) -> Result<f64> {
         Ok(UNREACHED * self.measure(seed).context("dense comes first")?.budget_s)

@@ -1,6 +1,6 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, AdaptiveRun, TimedOrder};
+use crate::adaptive::{self, AdaptiveRun, Goal, TimedOrder};
 use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
@@ -30,23 +30,35 @@ pub enum Decider {
     Random(Vec<TimedOrder>),
 }
 
-/// Runs a cell with a seed, whoever decides. An argument of [`Suite`], so that tests need no training.
-pub type Decided = dyn Fn(&Cell, &Coefficients, u64, Arc<Data>, Decider) -> Result<AdaptiveRun> + Send + Sync;
+/// A run that adapts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Its seed.
+    pub seed: u64,
+    /// How far it is of use.
+    pub goal: Goal,
+    /// Who decides.
+    pub who: Decider,
+}
+
+/// Runs a cell, whoever decides. An argument of [`Suite`], so that tests need no training.
+pub type Decided = dyn Fn(&Cell, &Coefficients, Arc<Data>, Wanted) -> Result<AdaptiveRun> + Send + Sync;
 
 /// Whether a job's curves are what the deciding program, of that digest, trains. An argument of [`Suite`] for the same reason.
 pub type Checked = dyn Fn(&Library, &Recipe, &Curves, &str) -> Result<()> + Send + Sync;
 
 /// The real one. A job begins dense.
-pub fn decided(cell: &Cell, truth: &Coefficients, seed: u64, data: Arc<Data>, who: Decider) -> Result<AdaptiveRun> {
+pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wanted) -> Result<AdaptiveRun> {
+    let Wanted { seed, goal, who } = wanted;
     match who {
         Decider::Flexcomm => {
             let config = RawConfig::default().validate().context("use the controller's defaults")?;
             let mut agents = Agents::new(cell, truth, config)?;
-            let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents)?;
+            let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents, goal)?;
             Ok(AdaptiveRun { problems: agents.problems(), ..ran })
         }
         Decider::Oracle(script) | Decider::Random(script) => {
-            adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script))
+            adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
         }
     }
 }
@@ -303,7 +315,11 @@ impl Suite {
         }
         let cell = Cell { name: record.name.clone(), ..record.cell.clone() };
         let data = self.library.data.of(cell.world)?;
-        let adapted = match unless_panicked(|| (self.decided)(&cell, &self.truth, seed, data, who.clone())) {
+        // Only of flexcomm's runs is the final accuracy asked for.
+        let (target, is_whole) = (record.baselines.target(seed)?, who == Decider::Flexcomm);
+        let goal = Goal { target, late_s: record.baselines.counts_until(seed)?, is_whole };
+        let wanted = Wanted { seed, goal, who: who.clone() };
+        let adapted = match unless_panicked(|| (self.decided)(&cell, &self.truth, data, wanted)) {
             Ok(ran) => adapted(record, seed, ran)?,
             Err(error) => {
                 let error = format!("{error:#}");
@@ -382,7 +398,7 @@ fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
         error: None,
         steps: reached.map(|r| r.steps),
         seconds: reached.map(|r| r.seconds),
-        accuracy: Some(ran.accuracy),
+        accuracy: ran.accuracy,
         line: course.line(),
         reactions: reaction::of(&ran, &record.cell, phases),
         lost,
@@ -503,14 +519,14 @@ mod tests {
         /// Whoever decides: a step in 0.1 s, and dense's losses. With seed 2 flexcomm panics.
         fn suite(&self) -> Suite {
             let calls = self.calls.clone();
-            let decided = move |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, who: Decider| {
+            let decided = move |_: &Cell, _: &Coefficients, _: Arc<Data>, Wanted { seed, who, .. }: Wanted| {
                 calls.fetch_add(1, Ordering::Relaxed);
                 assert!(seed != 2 || who != Decider::Flexcomm, "made to fail");
                 let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
                 let delays = [0.5, 1.2, 4.0].map(|at_s| Delay { at_s, seconds: if at_s > 1.0 { 0.5 } else { 0.25 } });
                 let experiments = Experiments { seconds: 2.0, ..Experiments::default() };
                 let (losses, delays) = (vec![2.0, 1.0, 0.5], delays.to_vec());
-                Ok(AdaptiveRun { ends, losses, accuracy: 0.9, delays, experiments, ..AdaptiveRun::default() })
+                Ok(AdaptiveRun { ends, losses, accuracy: Some(0.9), delays, experiments, ..AdaptiveRun::default() })
             };
             let images = Shared::synthetic(&[2]);
             Suite {
@@ -677,9 +693,9 @@ mod tests {
     fn more_seeds_narrow_a_wide_interval() {
         let world = World::new();
         (3..=6).for_each(|seed| curves(cell().recipe(seed)).write(&world.path("kept")).unwrap());
-        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
+        let decided = |_: &Cell, _: &Coefficients, _: Arc<Data>, Wanted { seed, .. }: Wanted| {
             let ends = (1..=50).map(|step| f64::from(step) * if seed == 1 { 0.1 } else { 0.2 }).collect();
-            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: Some(0.9), ..AdaptiveRun::default() })
         };
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
         let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
@@ -688,10 +704,10 @@ mod tests {
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
         assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
         // The range of three is not wide, the interval of their mean is.
-        let decided = |_: &Cell, _: &Coefficients, seed: u64, _: Arc<Data>, _: Decider| {
+        let decided = |_: &Cell, _: &Coefficients, _: Arc<Data>, Wanted { seed, .. }: Wanted| {
             let step_s = [1.0, 1.04, 1.08][(seed as usize - 1) % 3] * 0.1;
             let ends = (1..=50).map(|step| f64::from(step) * step_s).collect();
-            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: 0.9, ..AdaptiveRun::default() })
+            Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: Some(0.9), ..AdaptiveRun::default() })
         };
         let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let (results, even) = (world.path("even"), Cell { stragglers, ..cell() });

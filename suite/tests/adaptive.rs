@@ -3,11 +3,12 @@
 
 use flexcomm_compression::Sizes;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
-use flexcomm_suite::adaptive::{self, AdaptiveRun, ControlPlane, Prediction, Script, TimedOrder};
+use flexcomm_suite::adaptive::{self, AdaptiveRun, ControlPlane, Goal, Prediction, Script, TimedOrder};
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
 use flexcomm_suite::ranks::{Data, Model, Ranks, buckets};
+use flexcomm_suite::score;
 use flexcomm_trainer::MESSAGE_BYTES;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
@@ -40,7 +41,7 @@ fn data() -> Arc<Data> {
 }
 
 fn run<B: ControlPlane>(cell: &Cell, initial: &str, beside: &mut B) -> AdaptiveRun {
-    adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), beside).unwrap()
+    adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), beside, Goal::WHOLE).unwrap()
 }
 
 /// Orders what it is told to at given times, and writes down what it hears.
@@ -126,8 +127,7 @@ fn a_script_of_one_strategy_is_the_fixed_setting() {
     for text in ["none/dense-ring", "fp16/dense-ring", "powersgd(rank=1)+ef(vanilla)/dense-ring"] {
         let ran = run(&cell, text, &mut Script::new(Vec::new()));
         let curve = fixed::train(cell.recipe(1), &data, &(text.to_owned(), strategy(text))).unwrap();
-        let losses: Vec<f64> = ran.losses.iter().copied().map(fixed::rounded).collect();
-        assert_eq!((losses, ran.accuracy), (curve.losses.clone(), curve.accuracy), "{text}");
+        assert_eq!((&ran.losses, ran.accuracy), (&curve.losses, Some(curve.accuracy)), "{text}");
         let ends = fixed::replay(&cell, &truth, 1, &curve).unwrap();
         assert_eq!(ran.ends.len(), ends.len());
         let apart = ran.ends.iter().zip(&ends).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
@@ -146,8 +146,8 @@ fn ranks_wait_for_the_message_that_is_due_unless_a_script_orders() {
     truth.software.rendezvous = false;
     let message_s = MESSAGE_BYTES as f64 / (0.05e6 / 8.0);
     let dense = Strategy::DENSE_RING;
-    let ordered = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Script::new(Vec::new())).unwrap();
-    let agreed = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Recorder::default()).unwrap();
+    let ordered = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Script::new(Vec::new()), Goal::WHOLE).unwrap();
+    let agreed = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Recorder::default(), Goal::WHOLE).unwrap();
     assert!(ordered.ends[2] < 0.5, "{:?}", ordered.ends);
     // Rank 0 sends it to both others in each of the first steps.
     let longer = agreed.ends[2] - ordered.ends[2];
@@ -294,4 +294,31 @@ fn ranks_that_share_a_nic_train() {
     let cell = Cell { ranks_per_nic: 2, ..cell(10) };
     let ran = run(&cell, "none/dense-ring", &mut Script::new(Vec::new()));
     assert!(ran.ends.windows(2).all(|pair| pair[0] < pair[1]) && ran.ends[9] > 0.5, "{:?}", ran.ends);
+}
+
+/// A run that ends early has reached its target where the whole one has.
+#[test]
+fn a_run_ends_once_its_target_is_seen() {
+    let cell = cell(150);
+    let (truth, data) = (Coefficients::frozen(), Arc::new(Data::synthetic(WORLD)));
+    let run = |goal| {
+        let script = &mut Script::new(Vec::new());
+        adaptive::run(&cell, &truth, &data, 1, Strategy::DENSE_RING, script, goal).unwrap()
+    };
+    let reached = |ran: &AdaptiveRun, target| score::steps_to(&score::smooth(&fixed::points(&ran.losses)), target);
+    let whole = run(Goal::WHOLE);
+    let target = score::smooth(&fixed::points(&whole.losses))[2].loss * 1.001;
+    let goal = Goal { target, late_s: f64::INFINITY, is_whole: false };
+    let ended = run(goal);
+    assert_eq!(reached(&ended, target), reached(&whole, target));
+    assert_eq!(
+        (ended.ends.len(), ended.accuracy),
+        (75, None),
+        "the target is at 50 steps, and smoothing looks one ahead"
+    );
+    assert_eq!(ended.ends, whole.ends[..75]);
+    let trained_on = run(Goal { is_whole: true, ..goal });
+    assert_eq!((trained_on.losses.len(), &trained_on.ends, trained_on.accuracy), (4, &whole.ends, whole.accuracy));
+    let late = run(Goal { target: 0.0, late_s: whole.ends[30], ..goal });
+    assert_eq!(late.ends.len(), 50);
 }
