@@ -152,7 +152,7 @@ def steps(setting: str) -> dict[str, float]:
 def set_compute(cells: pathlib.Path, seconds: float) -> None:
     """Cells that are played on this machine compute as long as it does."""
     for path in cells.glob("*.toml"):
-        text, count = re.subn(r"^compute_s = .*$", f"compute_s = {seconds:.4f}", path.read_text(), flags=re.MULTILINE)
+        text, count = re.subn(r"^compute_s = .*$", f"compute_s = {seconds:.6f}", path.read_text(), flags=re.MULTILINE)
         if count:
             path.write_text(text)
 

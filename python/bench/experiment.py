@@ -231,7 +231,8 @@ def outside(plan: dict[str, Any]) -> None:
         if not (out / "measured.json").exists():
             raise SystemExit(f"nothing was measured; see {out}/inside.log and {out}/rank*.log")
         measured = json.loads((out / "measured.json").read_text())
-        calibrate.set_compute(HERE.parents[1] / "suite" / "reality", measured["compute_s"])
+        # Of a rank that has the processor to itself: the truth lets ranks take turns on it.
+        calibrate.set_compute(HERE.parents[1] / "suite" / "reality", measured["compute_s"] / measured["world"])
         print(f"{out}/measured.json; `flexcomm-suite calibrate` makes a truth file of it")
         return
     results = [json.loads(p.read_text()) for p in sorted(out.glob("result-*.json"))]

@@ -111,4 +111,4 @@ def test_cells_compute_as_long_as_the_machine(experiment, tmp_path):
     cell = tmp_path / "c.toml"
     cell.write_text("steps = 1\ncompute_s = 0.05\n")
     experiment.calibrate.set_compute(tmp_path, 0.01)
-    assert cell.read_text() == "steps = 1\ncompute_s = 0.0100\n"
+    assert cell.read_text() == "steps = 1\ncompute_s = 0.010000\n"

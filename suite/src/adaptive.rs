@@ -295,7 +295,7 @@ impl AdaptiveRun {
             let until = [changes.get(at + 1).copied(), switched].into_iter().flatten().fold(end, f64::min);
             let half = (from + until) / 2.0;
             let is_of = |look: &&Prediction| (*from..=half).contains(&look.at_s) && look.version.is_none();
-            let newest = predictions.iter().filter(is_of).next_back();
+            let newest = predictions.iter().rfind(is_of);
             let look = newest.filter(|look| look.strategy.to_string() == in_force.strategy)?;
             let first = 1 + self.ends.partition_point(|ended| *ended < half);
             let steps = syncs.get(first..self.ends.partition_point(|ended| *ended <= until))?;

@@ -69,14 +69,14 @@ impl Summary {
             ("communication / computing", &self.by_ratio),
         ];
         for (title, groups) in titles {
-            write!(out, "\n{:<41}cells", format!("over best fixed, by {title}"))?;
+            write!(out, "\n{:<46}cells", format!("over best fixed, by {title}"))?;
             writeln!(out, "{}", shown.iter().map(|who| format!("  {:<20}", who.name())).collect::<String>())?;
             for group in groups {
                 let of = |who: &Method| {
                     let found = group.compared.iter().find(|compared| compared.who == *who);
                     found.map_or(" ".repeat(22), |c| format!("{:>6.2}  {}", c.geomean, interval(&c.interval)))
                 };
-                writeln!(out, "  {:<39}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
+                writeln!(out, "  {:<44}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
             }
         }
         Ok(())

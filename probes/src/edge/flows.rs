@@ -8,7 +8,7 @@ use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, 
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Room for one datagram: with less the kernel sends a list in more of them.
 const DATAGRAM: usize = 32 << 10;
@@ -88,8 +88,7 @@ impl FlowSocket {
         self.answers(
             |response| {
                 let id = &response.header.socket_id;
-                let peer = id.destination_address.to_canonical();
-                let ends = Ends { port: id.source_port, peer, there: id.destination_port };
+                let ends = Ends { port: id.source_port, peer: peer(id), there: id.destination_port };
                 let listed = |flow| Listed { ends, flow, family, id: id.clone() };
                 found.extend(counted(response, is_job(ends)).map(listed));
             },
@@ -160,6 +159,12 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..length], bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
+/// The other end. Where that is this machine's own address too, as of ranks of one node, the loopback's: its way is the same.
+fn peer(id: &SocketId) -> IpAddr {
+    let peer = id.destination_address.to_canonical();
+    if peer == id.source_address.to_canonical() { Ipv4Addr::LOCALHOST.into() } else { peer }
+}
+
 fn counted(response: &InetResponse, job: bool) -> Option<Flow> {
     let info: &TcpInfo = response.nlas.iter().find_map(|nla| match nla {
         Nla::TcpInfo(info) => Some(info),
@@ -169,7 +174,7 @@ fn counted(response: &InetResponse, job: bool) -> Option<Flow> {
     let seconds = |us: u32| f64::from(us) * 1e-6;
     Some(Flow {
         id: u64::from_ne_bytes(id.cookie),
-        peer: id.destination_address.to_canonical(),
+        peer: peer(id),
         job,
         acked: info.bytes_acked,
         rtt_s: seconds(info.rtt),
@@ -180,6 +185,19 @@ fn counted(response: &InetResponse, job: bool) -> Option<Flow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stays_on_a_machine_goes_to_the_loopback() {
+        let ends = |from: &str, to: &str| {
+            let mut id = SocketId::new_v6();
+            (id.source_address, id.destination_address) = (from.parse().unwrap(), to.parse().unwrap());
+            peer(&id)
+        };
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(ends("10.0.0.1", "10.0.0.2"), address("10.0.0.2"));
+        assert_eq!(ends("::ffff:10.0.0.1", "10.0.0.2"), address("10.0.0.2"));
+        assert!(ends("::ffff:10.0.0.1", "10.0.0.1").is_loopback() && ends("fe80::1", "fe80::1").is_loopback());
+    }
 
     #[test]
     fn messages_are_split_as_the_kernel_pads_them() {
