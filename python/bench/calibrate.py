@@ -1,6 +1,6 @@
 """What the suite's truth is fitted to: how long this machine takes for collectives, computing and steps, as JSON.
 
-    python bench/experiment.py --calibrate --out target/calibration     # as root: ranks in user-mode Linux, links of 5 ms and 60 Mbit/s
+    python bench/experiment.py --calibrate --out target/calibration     # as root: ranks in user-mode Linux, links of 1 ms and 60 Mbit/s
     python bench/calibrate.py --ranks 2 > measured.json                 # ranks on this host's loopback
     flexcomm-suite calibrate measured.json --out truth.toml             # coefficients with which the truth takes as long
 
@@ -28,6 +28,8 @@ SIZES = (64, 4096, 65536, 262144, 1048576)
 #: Collectives in a row, and how many such rows.
 ROW, ROWS = 4, 25
 ECHOES, STEPS, WARM_UP, BATCH = 300, 40, 5, 16
+#: That a rank has; and steps between two barriers, whose time is in theirs.
+IMAGES, COMPUTED = 2000, 20
 ECHO_PORT = 29_600
 
 
@@ -100,7 +102,7 @@ def collective(what: str, size: int, count: int) -> dict[str, Any]:
 
 
 class Training:
-    """Of the perceptron on one batch."""
+    """Of the perceptron, on other images of its own in each step, as runs take them."""
 
     def __init__(self) -> None:
         import torch
@@ -108,13 +110,16 @@ class Training:
 
         self.model = wrapped(perceptron(0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.x, self.y = torch.rand(BATCH, 784), torch.randint(0, 10, (BATCH,))
+        self.pictures, self.labels = torch.rand(IMAGES, 784), torch.randint(0, 10, (IMAGES,))
+        self.order = torch.randperm(IMAGES)
 
     def step(self) -> None:
         from torch import nn
 
+        self.order = self.order.roll(-BATCH)
+        batch = self.order[:BATCH]
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+        nn.functional.cross_entropy(self.model(self.pictures[batch]), self.labels[batch]).backward()
         self.optimizer.step()
 
 
@@ -128,10 +133,10 @@ def computing() -> float:
         dist.barrier()
         began = time.perf_counter()
         with training.model.no_sync():
-            for _ in range(ROW):
+            for _ in range(COMPUTED):
                 training.step()
         dist.barrier()
-        rows.append((time.perf_counter() - began) / ROW)
+        rows.append((time.perf_counter() - began) / COMPUTED)
     return statistics.median(rows)
 
 

@@ -74,7 +74,7 @@ NOT_PLAYED = {"ranks_per_nic": 1, "values_factor": 1.0, "stragglers": {"spread":
 #: Bits per second without a limit that matters.
 UNLIMITED = 1e11
 #: Of --calibrate: the links, and what holds of user-mode Linux. netem's queue holds 100,000 packets: nothing is lost.
-CALIBRATED = {"latency_s": 0.005, "mbit": 60.0, "buffer_bytes": 1e8, "one_processor": True}
+CALIBRATED = {"latency_s": 0.001, "mbit": 60.0, "buffer_bytes": 1e8, "one_processor": True}
 
 INIT = """#!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root

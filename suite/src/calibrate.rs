@@ -8,6 +8,7 @@ use crate::steps::{self, Programs, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
 use flexcomm_compression::codec::Element;
 use flexcomm_domain::Strategy;
+use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Tcp};
 use flexcomm_truth::job::{self, Collective, Do, Software, Step};
@@ -275,11 +276,10 @@ fn codecs(
     let mut found: BTreeMap<String, Vec<CodecSeconds>> = BTreeMap::new();
     for (setting, curve) in curves {
         let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
-        if strategy.spec().compressor().name == "none" {
-            continue;
-        }
         let compressor = setting.split(['/', '+']).next().unwrap_or_default().to_owned();
-        let of_table = steps::codec(truth, cell, strategy.spec())?;
+        let is_dense = *strategy.spec() == CompressorSpec::NONE;
+        let copied = CodecSeconds { compress_value_s: 1e-9, ..CodecSeconds::default() };
+        let of_table = if is_dense { copied } else { steps::codec(truth, cell, strategy.spec())? };
         let wanted = measured.steps[*setting].seconds;
         let (mut low, mut high) = (1e-2f64, 1e4f64);
         for _ in 0..24 {

@@ -32,10 +32,11 @@ impl Carried {
     }
 }
 
-/// What a compressor takes on a cell's machines, by the truth's table.
+/// What a compressor takes on a cell's machines, by the truth's table. Where that has `none`, it is what dense gradients take to be
+/// copied into buckets and back.
 pub fn codec(truth: &Coefficients, cell: &Cell, spec: &CompressorSpec) -> Result<CodecSeconds> {
     if *spec == CompressorSpec::NONE {
-        return Ok(CodecSeconds::default());
+        return Ok(truth.codec.get("none").map_or(CodecSeconds::default(), |dense| dense.scaled(cell.codec_factor)));
     }
     let text = spec.to_string();
     let (compressor, name) = (text.split('+').next().unwrap_or_default(), spec.compressor().name);

@@ -193,6 +193,10 @@ pub const QUEUED_BY_OTHERS: f64 = 0.75;
 /// A byte less than this is none: what rounding leaves of a message.
 const LEAST_BYTES: f64 = 1e-3;
 
+/// Until a connection's next moment, at least: much less would be lost in the rounding of a clock that stands at days, and the moment
+/// would come again and again.
+const LEAST_SECONDS: f64 = 1e-9;
+
 impl<T: Copy> Network<T> {
     /// Without connections, at time 0.
     pub fn new(tcp: Tcp, ports: Vec<Port>, rng: ChaCha8Rng) -> Self {
@@ -583,7 +587,7 @@ impl<T: Copy> Network<T> {
             (false, true) => left,
             (false, false) => left.min(connection.window_left),
         };
-        self.push(now + bytes.max(0.0) / rate, Event::Connection { id, plan });
+        self.push(now + (bytes / rate).max(LEAST_SECONDS), Event::Connection { id, plan });
     }
 
     /// Shares out the ports that are tied to these by connections, max-min, and plans anew.

@@ -385,3 +385,16 @@ fn a_clock_may_begin_before_the_traces_do() {
     // 20 s more at the first rate, for 20 MB more: what begins 20 s sooner ends at the same moment.
     assert!((end - sooner_end).abs() < 1e-3, "{end} s, {sooner_end} s");
 }
+
+/// What is left of a message for less time than the clock can show is none.
+#[test]
+fn a_late_clock_goes_on() {
+    let mut network = network(Tcp { window_bytes: 6e6, ..tcp() }, vec![port(12.5e9)]);
+    let id = network.connect(vec![0], Trace::constant(1e-4), Trace::constant(1e-4));
+    network.timer(1e6, 0);
+    assert_eq!(network.advance(), Some(Happened::Timer(0)));
+    for number in 1..200 {
+        network.send(id, 1e7 / f64::from(number).sqrt() + 0.3, number);
+        assert_eq!(network.advance(), Some(Happened::Delivered(number)));
+    }
+}
