@@ -238,13 +238,20 @@ def outside(plan: dict[str, Any]) -> None:
     results = [json.loads(p.read_text()) for p in sorted(out.glob("result-*.json"))]
     if not results:
         raise SystemExit(f"no setting has ended; see {out}/inside.log and {out}/rank*.log")
-    (out / "results.json").write_text(json.dumps(results))
+    lines = [json.dumps(shortened(result), separators=(",", ":")) for result in results]
+    (out / "results.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
     if plan["cell"]:
         (out / "table.md").write_text(cell_table(plan, results))
     else:
         (out / "table.md").write_text(table(plan, results))
         (out / "accuracy.svg").write_text(plot(results))
     print((out / "table.md").read_text())
+
+
+def shortened(result: dict[str, Any]) -> dict[str, Any]:
+    """To milliseconds and four digits, as it is kept."""
+    digits = {"ends": lambda end: round(end, 3), "losses": lambda loss: float(f"{loss:.4g}")}
+    return {key: [digits[key](one) for one in value] if key in digits else value for key, value in result.items()}
 
 
 def mean(values: list[float]) -> float:

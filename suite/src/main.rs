@@ -112,7 +112,7 @@ enum Command {
     },
     /// What an experiment's settings took (python/bench/experiment.py --cell) beside what the truth says.
     Compare {
-        /// The experiment's --out; compare.json is written there.
+        /// The experiment's results.json.
         results: PathBuf,
         /// What was played.
         #[arg(long)]
@@ -120,6 +120,9 @@ enum Command {
         /// Coefficients of the machine that played it.
         #[arg(long, default_value = "suite/reality/uml.toml")]
         truth: PathBuf,
+        /// Also as JSON.
+        #[arg(long)]
+        out: Option<PathBuf>,
     },
 }
 
@@ -198,14 +201,15 @@ fn main() -> Result<()> {
         }
         Command::Calibrate { measured, out, base, first_decile } => {
             let level = if first_decile { Level::FirstDecile } else { Level::Median };
-            let measured: Measured = files::read_json(&measured)?;
+            let (path, measured): (_, Measured) = (&measured, files::read_json(&measured)?);
             let data = Shared::new(DEFAULT_FOLDER.into()).of(measured.world)?;
             let calibrated = calibrate::calibrate(&measured, level, &self::truth(Some(&base))?, &data)?;
-            files::write(&out, &toml::to_string(&calibrated.truth).context("failed to write coefficients as TOML")?)?;
+            let coefficients = toml::to_string(&calibrated.truth).context("failed to write coefficients as TOML")?;
+            files::write(&out, &format!("# By `flexcomm-suite calibrate {}`.\n\n{coefficients}", path.display()))?;
             print!("{calibrated}");
             Ok(())
         }
-        Command::Compare { results, cell, truth } => compare_with_reality(&results, &cell, &truth),
+        Command::Compare { results, cell, truth, out } => compare_with_reality(&results, &cell, &truth, out.as_deref()),
     }
 }
 
@@ -242,11 +246,11 @@ fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usiz
 }
 
 /// What an experiment took beside what the truth says.
-fn compare_with_reality(results: &Path, cell: &Path, truth: &Path) -> Result<()> {
+fn compare_with_reality(results: &Path, cell: &Path, truth: &Path, out: Option<&Path>) -> Result<()> {
     let truth = self::truth(Some(truth))?;
-    let (runs, cell) = (MeasuredRun::read_all(results)?, Cell::read(cell)?);
+    let (runs, cell): (Vec<MeasuredRun>, _) = (files::read_json(results)?, Cell::read(cell)?);
     let compared = reality::compare(&runs, &cell, &truth, &Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?)?;
-    files::write_json(&results.join("compare.json"), &compared)?;
+    out.map_or(Ok(()), |out| files::write_json(out, &compared))?;
     print!("{compared}");
     Ok(())
 }

@@ -1,11 +1,10 @@
-//! The truth beside an experiment (`python/bench/experiment.py --cell`): the same settings on the same cell, in the order that both
+//! The truth beside an experiment (`python/bench/experiment.py --cell`, its results.json): the same settings on the same cell, in the order that both
 //! put them, and by how much the truth is off.
 //!
 //! What is learned is the experiment's own: a setting needs as many steps to the target as it did there, so what is compared is the
 //! time of these steps. A setting that does not reach the target is compared over all of its steps.
 
 use crate::cells::Cell;
-use crate::files;
 use crate::fixed;
 use crate::ranks::Data;
 use crate::score::{self, Point};
@@ -14,13 +13,12 @@ use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// The experiment's name of a run that adapts; the truth has no curve of it.
 const ADAPTIVE: &str = "flexcomm";
 
-/// One run of the experiment: a `result-*.json`.
+/// One run of the experiment.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct MeasuredRun {
     /// The strategy.
@@ -34,12 +32,6 @@ pub struct MeasuredRun {
 }
 
 impl MeasuredRun {
-    /// All of a folder, by name of the file.
-    pub fn read_all(folder: &Path) -> Result<Vec<Self>> {
-        let is_result = |name: &str| name.starts_with("result-") && name.ends_with(".json");
-        files::in_folder(folder, is_result)?.iter().map(|path| files::read_json(path)).collect()
-    }
-
     fn smoothed(&self) -> Vec<Point> {
         score::smooth(&fixed::points(&self.losses))
     }
@@ -220,6 +212,8 @@ impl fmt::Display for Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files;
+    use std::path::Path;
 
     const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
 
@@ -288,14 +282,22 @@ mod tests {
         assert_eq!([0, 1, 2].map(|phase| side.phase_ms(phase)), [Some(12_500.0), Some(11_000.0), None]);
     }
 
+    /// What suite/reality keeps of the six cells in user-mode Linux.
     #[test]
-    fn results_are_read_by_their_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        write("result-a-1.json", r#"{"setting": "a", "seed": 1, "ends": [1.0], "losses": [2.0], "final": 70.0}"#);
-        write("results.json", "[]");
-        assert_eq!(MeasuredRun::read_all(folder.path()).unwrap().len(), 1);
-        write("result-b-1.json", "{");
-        assert!(format!("{:#}", MeasuredRun::read_all(folder.path()).unwrap_err()).contains("result-b-1.json"));
+    fn the_truth_is_near_what_was_measured() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reality");
+        let text = std::fs::read_to_string(folder.join("uml.toml")).unwrap();
+        let (truth, data) = (Coefficients::parse("uml.toml", &text).unwrap(), Arc::new(Data::synthetic(4)));
+        let cells = ["asymmetric", "bandwidth", "c1", "latency", "slow-node", "swing"];
+        let mut off = Vec::new();
+        for name in cells {
+            let cell = Cell::read(&folder.join(format!("{name}.toml"))).unwrap();
+            let runs: Vec<MeasuredRun> = files::read_json(&folder.join(format!("{name}.json"))).unwrap();
+            let compared = compare(&runs, &cell, &truth, &data).unwrap();
+            assert!(compared.settings.len() == 12 && compared.kendall.unwrap() >= 0.8, "{compared}");
+            assert!(compared.median_ratio_error < 0.15 && compared.worst_ratio_error < 0.3, "{compared}");
+            off.extend(compared.settings.iter().map(|one| score::apart(one.ratio, 1.0)));
+        }
+        assert!(score::quantile(&off, 0.5).unwrap() < 0.15, "{off:?}");
     }
 }
