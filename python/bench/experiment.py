@@ -436,7 +436,7 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     for i in range(1, plan["ranks"] + 1):
         (run / f"n{i}.toml").write_text(
             f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'
-            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\nprobe_share = 0.05\n'
+            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\n{"" if plan["cell"] else "probe_share = 0.05"}\n'
         )
         started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
     return started

@@ -14,6 +14,7 @@ use flexcomm_truth::job::Token;
 use flexcomm_truth::network::{Happened, Network};
 use flexcomm_wire::{DecisionOrder, FromTrainer, Hello, JobOrders};
 use serde::{Deserialize, Serialize};
+use std::iter::Sum;
 use std::sync::Arc;
 
 /// What runs beside the job: agents and controller, nothing, or a script. Its clock is that of the network.
@@ -82,10 +83,8 @@ pub struct AdaptiveRun {
     pub diverged: bool,
     /// Strategies that came into force, in order, the first with the first step.
     pub switches: Vec<Switch>,
-    /// What was spent to find out.
-    pub experiments: Experiments,
-    /// When that took time of the job.
-    pub delays: Vec<Delay>,
+    /// What was spent to find out, and when.
+    pub spent: Vec<Spent>,
     /// What was predicted against what came: of each decision, and of the strategy in force after each change of the network.
     pub predictions: Vec<RatedPrediction>,
     /// Requests, reports and parts of orders that were refused, with the reasons.
@@ -119,13 +118,24 @@ pub struct Experiments {
     pub cpu_seconds: f64,
 }
 
-/// Time that a live trial's iteration took, or a step longer for shadow trials.
+impl Sum for Experiments {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            seconds: sum.seconds + one.seconds,
+            shadow_seconds: sum.shadow_seconds + one.shadow_seconds,
+            bytes: sum.bytes + one.bytes,
+            cpu_seconds: sum.cpu_seconds + one.cpu_seconds,
+        })
+    }
+}
+
+/// What a step, or an iteration of a live trial, had of experiments.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Delay {
-    /// When that iteration or step ended, seconds since the start.
+pub struct Spent {
+    /// When it ended, seconds since the start.
     pub at_s: f64,
-    /// How long.
-    pub seconds: f64,
+    /// What.
+    pub on: Experiments,
 }
 
 /// What was predicted and the truth.
@@ -208,13 +218,14 @@ pub fn run<B: ControlPlane>(
     let loss = |trainers: &mut Trainers<'_>| fixed::rounded(fixed::finite(trainers.test().loss));
     let losses = vec![loss(&mut trainers)];
     let mut ran = AdaptiveRun { switches: vec![first], losses, ..AdaptiveRun::default() };
-    let (mut now, mut syncs, mut is_seen) = (0.0, Vec::new(), false);
+    let (mut now, mut tested, mut syncs, mut is_seen) = (0.0, 0.0, Vec::new(), false);
     while trainers.step() < cell.steps && (goal.is_whole || !is_seen) {
         let Some(ticked) = trainers.tick(&mut around)? else {
             ran.diverged = true;
             break;
         };
-        ran.spend(&ticked, ticked.ended - now);
+        ran.spend(&ticked, ticked.ended - now, around.beside.bytes() - tested);
+        tested = around.beside.bytes();
         now = ticked.ended;
         if ticked.tick.trial.is_none() {
             ran.ends.push(now);
@@ -233,7 +244,6 @@ pub fn run<B: ControlPlane>(
     if trainers.step() >= cell.steps || ran.diverged {
         ran.accuracy = Some(trainers.test().accuracy);
     }
-    ran.experiments.bytes += beside.bytes();
     let (predicted, changes) = (beside.predictions(), cell.changes(now));
     ran.predictions = ran.kept(&predicted, &syncs, &changes);
     ran.predictions.extend(ran.believed(&predicted, &syncs, &changes));
@@ -241,26 +251,27 @@ pub fn run<B: ControlPlane>(
 }
 
 impl AdaptiveRun {
-    /// As it was at a time, as far as that is seen by when steps ended.
+    /// The part of it that was over at a time, without what was learned.
     pub(crate) fn until(&self, at_s: f64) -> Self {
         let ends = self.ends[..self.ends.partition_point(|end| *end <= at_s)].to_vec();
-        let delays = self.delays.iter().copied().filter(|delay| delay.at_s <= at_s).collect();
-        Self { ends, delays, switches: self.switches.clone(), ..Self::default() }
+        let spent = self.spent.iter().copied().filter(|spent| spent.at_s <= at_s).collect();
+        Self { ends, spent, switches: self.switches.clone(), ..Self::default() }
     }
 
-    fn spend(&mut self, ticked: &Ticked, seconds: f64) {
-        let is_trial = ticked.tick.trial.is_some();
-        let delay = Delay { at_s: ticked.ended, seconds: if is_trial { seconds } else { ticked.shadows_s } };
-        self.delays.extend((delay.seconds > 0.0).then_some(delay));
-        let spent = &mut self.experiments;
-        spent.shadow_seconds += ticked.shadows_s;
-        spent.cpu_seconds += ticked.shadows_s * ticked.costs.len() as f64;
-        if is_trial {
-            spent.seconds += seconds;
-            spent.bytes += ticked.costs.iter().map(|costs| costs.bytes as f64).sum::<f64>();
-            spent.cpu_seconds +=
-                ticked.costs.iter().map(|costs| (costs.compute + costs.comp).as_secs_f64()).sum::<f64>();
+    fn spend(&mut self, ticked: &Ticked, seconds: f64, test_bytes: f64) {
+        let ranks = ticked.costs.len() as f64;
+        let mut on = Experiments {
+            shadow_seconds: ticked.shadows_s,
+            bytes: test_bytes,
+            cpu_seconds: ranks * ticked.shadows_s,
+            ..Experiments::default()
+        };
+        if ticked.tick.trial.is_some() {
+            on.seconds = seconds;
+            on.bytes += ticked.costs.iter().map(|costs| costs.bytes as f64).sum::<f64>();
+            on.cpu_seconds += ticked.costs.iter().map(|costs| (costs.compute + costs.comp).as_secs_f64()).sum::<f64>();
         }
+        self.spent.extend((on != Experiments::default()).then_some(Spent { at_s: ticked.ended, on }));
     }
 
     /// Promises of decisions that came into force, each with the mean of `syncs`, a value for each step, over the steps until another

@@ -1,15 +1,14 @@
 //! What flexcomm is compared with in a cell: fixed settings, an oracle and chance; and how a run counts.
 
 use crate::adaptive::{Experiments, RatedPrediction, Switch, TimedOrder};
-use crate::cells::Cell;
+use crate::cells::{Cell, Chance};
 use crate::fixed::{self, Curves, DENSE, rounded};
 use crate::reaction::Reactions;
 use crate::score::{self, Point};
 use anyhow::{Context, Result};
-use flexcomm_domain::{Digest, Strategy};
+use flexcomm_domain::Strategy;
 use flexcomm_truth::coefficients::Coefficients;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -315,13 +314,11 @@ impl Baselines {
 
     /// The best fixed setting of each phase, by the steps that the network lets it make and those that it needs.
     pub(crate) fn add_phases(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves) -> Result<()> {
-        // So many tell a phase's pace.
-        let short = Cell { steps: 40, ..cell.clone() };
         for phase in &cell.phases[self.phases.len()..] {
             let mut best: Option<(f64, PhaseBest)> = None;
             for setting in self.accurate() {
                 let Some(more) = self.more_steps(setting) else { continue };
-                let step_s = fixed::step_in_phase(&short, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
+                let step_s = fixed::step_in_phase(cell, phase, truth, curves.recipe.seed, curves.of(setting)?)?;
                 if best.as_ref().is_none_or(|(least, _)| step_s * more < *least) {
                     best = Some((step_s * more, PhaseBest { setting: setting.to_owned(), step_s }));
                 }
@@ -346,7 +343,7 @@ pub(crate) fn oracle_script(cell: &Cell, phases: &[PhaseBest], until: f64) -> Re
 
 /// Any fixed setting at each change up to a moment.
 pub(crate) fn random_script(cell: &Cell, seed: u64, until: f64) -> Vec<TimedOrder> {
-    let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", cell.name)).0);
+    let mut rng = cell.rng(seed, Chance::Control);
     let settings = fixed::settings(cell.momentum);
     let any = |at_s| TimedOrder { at_s, strategy: settings[rng.random_range(0..settings.len())].1 };
     [0.0].into_iter().chain(cell.changes(until)).map(any).collect()

@@ -4,6 +4,7 @@ use crate::files;
 use crate::ranks::{Model, Recipe};
 use crate::steps::{self, Compute, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
+use flexcomm_domain::Digest;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::{Mesh, Token};
 use flexcomm_truth::network::{Burst, ConnectionId, Network, Port, PortId};
@@ -71,6 +72,19 @@ fn one() -> usize {
     1
 }
 
+/// What is left to chance in a cell; each has numbers of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chance {
+    /// Losses.
+    Network = 1,
+    /// How long ranks compute in a step of training, whatever it runs: all settings of a seed meet the same stragglers.
+    Steps = 2,
+    /// The same in iterations of trials.
+    Trials = 3,
+    /// What the random control chooses.
+    Control = 4,
+}
+
 /// Some time in which the network stays as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -125,6 +139,13 @@ impl Cell {
         let paths = files::in_folder(folder, |name| name.ends_with(".toml"))?;
         ensure!(!paths.is_empty(), "{} has no cells (files NAME.toml)", folder.display());
         paths.iter().map(|path| Self::read(path)).collect()
+    }
+
+    /// Random numbers of a run: other ones in each cell.
+    pub fn rng(&self, seed: u64, of: Chance) -> ChaCha8Rng {
+        let mut rng = ChaCha8Rng::seed_from_u64(Digest::of(&format!("{}/{seed}", self.name)).0);
+        rng.set_stream(of as u64);
+        rng
     }
 
     fn check(&self) -> Result<()> {
@@ -279,8 +300,7 @@ impl<T: Copy> Net<T> {
         };
         let ups = (0..nics).map(|nic| port(nic, |phase| phase.up_mbit));
         let downs = (0..nics).map(|nic| port(nic, |phase| phase.down_mbit));
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(1);
+        let rng = cell.rng(seed, Chance::Network);
         let network = Network::beginning_at(begins, truth.tcp, ups.chain(downs).collect(), rng);
         let mut net =
             Self { network, mesh: Mesh::default(), up: (0..nics).collect(), down: (nics..2 * nics).collect() };

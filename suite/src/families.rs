@@ -1,5 +1,6 @@
 //! The cells of the suite, drawn once: a Latin hypercube over length of phases, ranks, model, momentum and communication.
 
+use crate::baselines::BUDGET_SHARE;
 use crate::cells::{Cell, NicOverride, Phase};
 use crate::fixed::{self, rounded};
 use crate::ranks::Model;
@@ -127,8 +128,8 @@ struct Level {
     nics: Vec<NicOverride>,
 }
 
-/// Phases that a run by a good fixed setting lasts for.
-const PHASES_OF_A_RUN: f64 = 6.0;
+/// Phases that a good fixed setting takes for dense's budget of steps, within which runs come to their target.
+const PHASES_OF_A_BUDGET: f64 = 6.0;
 /// How many cells each family has; the first three have one more.
 const EACH: usize = 5;
 
@@ -190,6 +191,11 @@ pub fn drawn() -> Vec<Cell> {
         let mut factor = |name: &str| (name.to_owned(), rounded(2f64.powf(rng.random_range(-0.8..0.8))));
         cell.codec_factors = COMPRESSORS.iter().map(|name| factor(name)).collect();
     }
+    // Runs begin in any of a family's phases.
+    for cell in &mut cells {
+        let first = rng.random_range(0..cell.phases.len());
+        cell.phases.rotate_left(first);
+    }
     // A token bucket, as providers of virtual machines have: for a tenth to four tenths of its bad phase the network is faster.
     if let Some(cell) = cells.iter_mut().rfind(|cell| cell.family == Family::Swing.name()) {
         let least = cell.phases.iter().map(|phase| phase.up_mbit).fold(f64::INFINITY, f64::min);
@@ -206,8 +212,14 @@ const COMPRESSORS: [&str; 8] = ["fp16", "bf16", "eightbit", "qsgd", "powersgd", 
 
 /// Of a NIC, at most.
 const MOST_MBIT: f64 = 1e5;
-/// Seconds of a step, at most: a run's 1,500 steps take less than four hours then.
-const LONGEST_STEP_S: f64 = 8.0;
+/// Seconds of a step, at most: a run's 1,500 steps take less than five hours then, and with phases of half an hour dense's budget three
+/// phases.
+const LONGEST_STEP_S: f64 = 10.0;
+
+/// Seconds of a good setting's step in a cell with phases of this length.
+fn step_s(phase_s: f64, steps: u64) -> f64 {
+    (PHASES_OF_A_BUDGET * phase_s / (steps as f64 * BUDGET_SHARE)).min(LONGEST_STEP_S)
+}
 
 /// A cell with bandwidths, and a size of the model, with which a dense step's transfers take as long over its computing as was drawn,
 /// by the truth. Where latency alone takes longer, a step computes for longer, and where that ends, the ratio is larger than drawn.
@@ -231,8 +243,7 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
         }
         cell
     };
-    let phases_s = drawn.phase_s * PHASES_OF_A_RUN / drawn.steps as f64;
-    let longest = phases_s.max(drawn.phase_s / 20.0).min(LONGEST_STEP_S) / (1.0 + ratio);
+    let longest = step_s(drawn.phase_s, drawn.steps).max(drawn.phase_s / 20.0).min(LONGEST_STEP_S) / (1.0 + ratio);
     let fastest = fixed::dense_transfers(&cell(drawn.compute_s, MOST_MBIT), truth)?;
     let compute_s = drawn.compute_s.max((fastest / (0.7 * ratio)).min(longest));
     let (mut low, mut high) = (-1.0, MOST_MBIT.log10());
@@ -263,21 +274,16 @@ fn draw(drawn: Drawn, rng: &mut ChaCha8Rng) -> Cell {
     let nics = world.div_ceil(ranks_per_nic);
     let levels = family.phases(nics, rng);
     // A good setting leaves a third of the communication exposed.
-    let step_s = PHASES_OF_A_RUN * phase_s / steps as f64;
-    let compute_s = step_s / (1.0 + ratio / 3.0);
+    let compute_s = step_s(phase_s, steps) / (1.0 + ratio / 3.0);
     // From small networks on CPUs to ResNets and transformers on GPUs.
     let values_per_second = 10f64.powf(rng.random_range(7.5..8.7));
     let values = values_per_second * compute_s;
-    // A ring sends 2(N-1)/N of the gradient over each NIC; its slowest way in the mean of the phases gives the base.
-    let bytes = 4.0 * values * 2.0 * (world - 1) as f64 / world as f64;
-    let mean = levels.iter().map(|level| 1.0 / level.up.min(level.down)).sum::<f64>() / levels.len() as f64;
-    let base_mbit = bytes * 8.0 / 1e6 * mean / (ratio * compute_s);
     let own = model.network().parameters() as f64;
     let phase = |level: &Level| Phase {
         seconds: rounded(phase_s * rng.random_range(0.85..1.15)),
         latency_ms: rounded(level.latency_ms),
-        up_mbit: rounded(base_mbit * level.up),
-        down_mbit: rounded(base_mbit * level.down),
+        up_mbit: rounded(level.up),
+        down_mbit: rounded(level.down),
         nics: level.nics.clone(),
     };
     Cell {

@@ -1,10 +1,10 @@
 //! Fixed settings: what they learn does not depend on the network, so each is trained once and its curve is played through every
 //! network.
 
-use crate::cells::{Cell, Net, Phase};
+use crate::cells::{Cell, Chance, Net, Phase};
 use crate::files;
 use crate::ranks::{Carried, Data, Exchanged, Model, Ranks, Recipe, Stepped, buckets};
-use crate::score::Point;
+use crate::score::{self, Point};
 use crate::steps::{self, StepOf, Stragglers, Timeline};
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_compression::codec::Element;
@@ -12,8 +12,6 @@ use flexcomm_domain::Strategy;
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -348,33 +346,30 @@ impl Library {
     }
 }
 
-/// A random generator of what happens to a job's steps in a cell, whatever it runs: settings of one seed meet the same stragglers.
-pub fn step_rng(seed: u64) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(2);
-    rng
-}
-
 /// Values of a model's buckets, in the order of backward.
 pub fn bucket_values(model: Model) -> Vec<usize> {
     buckets(&model.network()).iter().map(|layout| layout.range.len()).collect()
 }
 
-/// Seconds of a step, in the mean over the cell's steps, with the network as it is in one phase.
+/// Seconds of a step at the median with the network as it is in one phase, once windows have grown and credits are spent.
 pub fn step_in_phase(cell: &Cell, phase: &Phase, truth: &Coefficients, seed: u64, curve: &Curve) -> Result<f64> {
-    let alone = Cell { phases: vec![phase.clone()], ..cell.clone() };
-    Ok(replay(&alone, truth, seed, curve)?.last().copied().unwrap_or(f64::INFINITY) / cell.steps as f64)
+    const WARM_UP: usize = 10;
+    const STEPS: u64 = 40;
+    let phases = vec![phase.clone()];
+    let alone = Cell { phases, steps: cell.steps.min(STEPS), burst_mbytes: None, burst_mbit: None, ..cell.clone() };
+    let ends = replay(&alone, truth, seed, curve)?;
+    let seconds: Vec<f64> = ends[WARM_UP - 1..].windows(2).map(|pair| pair[1] - pair[0]).collect();
+    score::quantile(&seconds, 0.5).context("a phase has no steps")
 }
 
 /// Seconds that a dense step's transfers take without computing beside them, in the mean over the phases of a cell, and without a
 /// credit of bytes that go faster.
 pub fn dense_transfers(cell: &Cell, truth: &Coefficients) -> Result<f64> {
-    const STEPS: u64 = 8;
     let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
     let sum = |values: usize| vec![MeanRound { how: Way::Sum, bytes: 4.0 * values as f64, fixed: 0.0 }];
     let rounds = bucket_values(cell.model).into_iter().map(sum).collect();
     let curve = Curve { setting: DENSE.to_owned(), losses: Vec::new(), accuracy: 0.0, rounds, diverged: false };
-    let idle = Cell { stragglers, steps: STEPS, compute_s: 1e-6, burst_mbytes: None, burst_mbit: None, ..cell.clone() };
+    let idle = Cell { stragglers, steps: 14, compute_s: 1e-6, ..cell.clone() };
     let seconds = |phase: &Phase| step_in_phase(&idle, phase, truth, 1, &curve);
     let all: Vec<f64> = cell.phases.iter().map(seconds).collect::<Result<_>>()?;
     Ok(all.iter().sum::<f64>() / all.len().max(1) as f64)
@@ -387,7 +382,7 @@ pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Re
     let mut timeline =
         Timeline::new(cell.world, bucket_values(cell.model), cell.compute(), cell.stragglers, truth.gather);
     let codec = steps::codec(truth, cell, strategy.spec())?;
-    let mut rng = step_rng(seed);
+    let mut rng = cell.rng(seed, Chance::Steps);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {
         let exchanged = &curve.exchanged(step, cell.world);

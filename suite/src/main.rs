@@ -28,6 +28,8 @@ const CURVES: &str = "suite/curves";
 const BASELINES: &str = "suite/baselines";
 /// And the digest of cells and truth.
 const FROZEN: &str = "suite/frozen.json";
+/// Seeds of a cell whose interval is wide, in a whole run.
+const MOST_SEEDS: usize = 4;
 /// Results.
 const TARGET: &str = "target/suite";
 
@@ -257,6 +259,7 @@ fn compare_with_reality(results: &Path, cell: &Path, truth: &Path, out: Option<&
 
 /// Those of the cells that are asked for.
 fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
+    ensure!(!args.only.iter().any(String::is_empty), "--only names a cell without a name");
     let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
     let wanted: Vec<&str> = match (args.quick, args.only.is_empty()) {
         (true, _) => QUICK.into(),
@@ -294,7 +297,7 @@ fn run(args: RunArgs) -> Result<()> {
     );
     let stop = flexcomm_signals::stop_or_end().context("failed to wait for Ctrl-C")?;
     let library = Library::new(args.curves, args.target.join("curves"), Shared::new(data), stop.clone());
-    let all = args.quick || !args.only.is_empty() || args.seeds.is_some();
+    let is_part = args.quick || !args.only.is_empty() || args.seeds.is_some();
     let suite = Suite {
         truth,
         library,
@@ -304,7 +307,7 @@ fn run(args: RunArgs) -> Result<()> {
         results: args.target.join("results"),
         baselines: args.baselines,
         resume: !args.anew,
-        most_seeds: if all { 0 } else { 6 },
+        most_seeds: if is_part { 0 } else { MOST_SEEDS },
     };
     let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;

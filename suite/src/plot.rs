@@ -203,7 +203,7 @@ pub fn timeline(record: &Record) -> String {
             "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"/>"
         ));
     }
-    for switch in switches {
+    for switch in switches.iter().filter(|switch| switch.at_s <= x.high) {
         let (at, what) = (x.at(switch.at_s), escape(&switch.strategy));
         svg.element(format_args!(
             "<circle cx=\"{at:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#c0392b\"><title>{:.0} s: {what}</title></circle>",

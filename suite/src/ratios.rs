@@ -1,8 +1,9 @@
 //! One over another: whose seconds, cell by cell, and why flexcomm's are more than the oracle's.
 
 use crate::baselines::{Adapted, Record, UNREACHED};
+use crate::cells::Cell;
 use crate::fixed::{self, DENSE};
-use crate::score::{self, Families};
+use crate::score::{self, CellRatios, Families};
 use crate::summary::{Cause, Group, Method, Over, RatioStats, Row, Spread};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,11 @@ impl View<'_> {
         let baselines = &record.baselines;
         match who {
             Method::Flexcomm => record.seconds(&record.flexcomm, seed),
-            Method::Oracle => record.seconds(&baselines.oracle, seed),
+            // What is best in a phase for a whole run need not be best for a part of it.
+            Method::Oracle => {
+                let script = record.seconds(&baselines.oracle, seed)?;
+                Some(baselines.best_seconds(seed).map_or(script, |best| best.min(script)))
+            }
             // Has no run with seeds that were added for a narrower interval.
             Method::Random if !baselines.seeds.contains(&seed) => None,
             Method::Random => record.seconds(&baselines.random, seed),
@@ -98,7 +103,8 @@ impl View<'_> {
                 setting: setting.to_owned(),
                 seed,
                 seconds_to_target: counted,
-                reached: seconds.is_some(),
+                // As late as that it counts as if it never came.
+                reached: seconds.is_some_and(|seconds| counted.is_some_and(|counted| seconds <= counted)),
                 final_accuracy: adapted.map_or(baselines.fixed(setting, seed).map(|f| f.accuracy), |run| run.accuracy),
                 ratio_to_best_fixed: ratio(Over::BestFixed),
                 ratio_to_dense: ratio(Over::Dense),
@@ -169,9 +175,11 @@ pub(crate) fn of_label(record: &Record, label: &str) -> Option<String> {
 }
 
 pub(crate) fn families(records: &[&Record], ratios: impl Fn(&Record) -> Vec<f64>) -> Families {
-    let mut families: BTreeMap<&str, Vec<Vec<f64>>> = BTreeMap::new();
+    let mut families: BTreeMap<&str, Vec<CellRatios>> = BTreeMap::new();
     for record in records {
-        families.entry(&record.cell.family).or_default().push(ratios(record));
+        let Cell { model, momentum, world, .. } = record.cell;
+        let cell = CellRatios { job: format!("{model:?} {momentum} {world}"), ratios: ratios(record) };
+        families.entry(&record.cell.family).or_default().push(cell);
     }
     families.into_values().collect()
 }

@@ -1,6 +1,6 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, AdaptiveRun, Goal, TimedOrder};
+use crate::adaptive::{self, AdaptiveRun, Experiments, Goal, TimedOrder};
 use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
@@ -63,7 +63,8 @@ pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wante
     }
 }
 
-/// A digest of the truth: its coefficients, and the code that executes transfers and steps by them, comments and tests apart.
+/// A digest of the truth and of what is measured by it: coefficients, and the code that executes transfers and steps, and makes controls
+/// and scores of them, comments and tests apart.
 pub fn truth_digest(truth: &Coefficients) -> Result<String> {
     let sources = [
         include_str!("../../truth/src/network.rs"),
@@ -73,6 +74,11 @@ pub fn truth_digest(truth: &Coefficients) -> Result<String> {
         include_str!("steps.rs"),
         include_str!("cells.rs"),
         include_str!("fixed.rs"),
+        include_str!("adaptive.rs"),
+        include_str!("baselines.rs"),
+        include_str!("score.rs"),
+        include_str!("../../collectives/src/schedule.rs"),
+        include_str!("../../collectives/src/generate.rs"),
     ];
     let code = |source: &'static str| {
         let lines = source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]");
@@ -389,10 +395,10 @@ fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
     let reached = course.reached(record.baselines.measure(seed).context("dense comes first")?.target);
     let counted = record.baselines.counted(seed, reached.map(|r| r.seconds)).context("dense comes first")?;
     let (until, phases) = (ran.until(counted), &record.baselines.phases);
-    let lost = Lost {
-        waiting_s: reaction::of(&until, &record.cell, phases).lost_s,
-        exploring_s: until.delays.iter().map(|delay| delay.seconds).sum(),
-    };
+    let experiments: Experiments = until.spent.iter().map(|spent| spent.on).sum();
+    let reactions = reaction::of(&until, &record.cell, phases);
+    let lost = Lost { waiting_s: reactions.lost_s, exploring_s: experiments.seconds + experiments.shadow_seconds };
+    let predictions = ran.predictions.into_iter().filter(|prediction| prediction.at_s <= counted).collect();
     Ok(Adapted {
         seed,
         error: None,
@@ -400,11 +406,11 @@ fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
         seconds: reached.map(|r| r.seconds),
         accuracy: ran.accuracy,
         line: course.line(),
-        reactions: reaction::of(&ran, &record.cell, phases),
+        reactions,
         lost,
         switches: ran.switches,
-        experiments: ran.experiments,
-        predictions: ran.predictions,
+        experiments,
+        predictions,
         problems: ran.problems,
     })
 }
@@ -447,7 +453,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adaptive::{Delay, Experiments};
+    use crate::adaptive::Spent;
     use crate::baselines::{PhaseBest, RecordedPlanner};
     use crate::families;
     use crate::fixed::{Curve, MeanRound, Shared, Way, bucket_values};
@@ -523,10 +529,10 @@ mod tests {
                 calls.fetch_add(1, Ordering::Relaxed);
                 assert!(seed != 2 || who != Decider::Flexcomm, "made to fail");
                 let ends = (1..=50).map(|step| f64::from(step) / 10.0).collect();
-                let delays = [0.5, 1.2, 4.0].map(|at_s| Delay { at_s, seconds: if at_s > 1.0 { 0.5 } else { 0.25 } });
-                let experiments = Experiments { seconds: 2.0, ..Experiments::default() };
-                let (losses, delays) = (vec![2.0, 1.0, 0.5], delays.to_vec());
-                Ok(AdaptiveRun { ends, losses, accuracy: Some(0.9), delays, experiments, ..AdaptiveRun::default() })
+                let on = |seconds, shadow_seconds| Experiments { seconds, shadow_seconds, ..Experiments::default() };
+                let spent = [(0.5, on(0.0, 0.25)), (1.2, on(0.5, 0.0)), (4.0, on(1.0, 0.0))];
+                let (losses, spent) = (vec![2.0, 1.0, 0.5], spent.map(|(at_s, on)| Spent { at_s, on }).to_vec());
+                Ok(AdaptiveRun { ends, losses, accuracy: Some(0.9), spent, ..AdaptiveRun::default() })
             };
             let images = Shared::synthetic(&[2]);
             Suite {
@@ -579,7 +585,7 @@ mod tests {
         let top_k = |seed| baselines.fixed_seconds(TOP_K, seed).unwrap();
         let budget = baselines.measure(2).unwrap().budget_s;
         // Of what it lost in the whole run only what it did before its target.
-        assert!(first.lost.exploring_s == 0.75 && first.experiments.seconds == 2.0, "{:?}", first.lost);
+        assert!(first.lost.exploring_s == 0.75 && first.experiments.seconds == 0.5, "{:?}", first.lost);
         let ratios = record.ratios(&record.flexcomm, TOP_K);
         let expected = [1.5 / top_k(1), 3.0 * budget / top_k(2)];
         assert!(ratios.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?} {expected:?}");

@@ -2,6 +2,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
 
 /// A test loss after so many steps.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -108,13 +109,22 @@ pub fn half_width(ratios: &[f64]) -> Option<f64> {
     Some(T[freedom.min(T.len()) - 1] * (squares / freedom as f64 / count).sqrt())
 }
 
-/// Ratios by family, by cell, by seed. A cell without ratios counts as none.
-pub type Families = Vec<Vec<Vec<f64>>>;
+/// A cell's ratios.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CellRatios {
+    /// Its job without the seed. Cells of one job have the same fixed settings' curves: chance that is in one is in all.
+    pub job: String,
+    /// By seed. A cell without any counts as none.
+    pub ratios: Vec<f64>,
+}
+
+/// Cells by family.
+pub type Families = Vec<Vec<CellRatios>>;
 
 /// Of each family that has one its cells that have ratios.
-fn filled(families: &Families) -> Vec<Vec<&Vec<f64>>> {
-    fn cells(family: &[Vec<f64>]) -> Vec<&Vec<f64>> {
-        family.iter().filter(|cell| !cell.is_empty()).collect()
+fn filled(families: &Families) -> Vec<Vec<&CellRatios>> {
+    fn cells(family: &[CellRatios]) -> Vec<&CellRatios> {
+        family.iter().filter(|cell| !cell.ratios.is_empty()).collect()
     }
     families.iter().map(|family| cells(family)).filter(|family| !family.is_empty()).collect()
 }
@@ -128,24 +138,35 @@ fn mean(logs: impl ExactSizeIterator<Item = f64>) -> f64 {
 /// The geometric mean over families of that over their cells of that over their seeds; none of no ratios.
 pub fn mean_of_families(families: &Families) -> Option<f64> {
     let families = filled(families);
-    let of_cell = |cell: &&Vec<f64>| mean(cell.iter().map(|ratio| ratio.ln()));
-    let of_family = |family: &Vec<&Vec<f64>>| mean(family.iter().map(of_cell));
+    let of_cell = |cell: &&CellRatios| mean(cell.ratios.iter().map(|ratio| ratio.ln()));
+    let of_family = |family: &Vec<&CellRatios>| mean(family.iter().map(of_cell));
     (!families.is_empty()).then(|| mean(families.iter().map(of_family)).exp())
 }
 
-/// The bootstrap's 95 % interval of [`mean_of_families`]: a family's cells are drawn with replacement, then the seeds of each.
+/// The bootstrap's 95 % interval of [`mean_of_families`]: a family's cells are drawn with replacement, and the seeds of each job, for all
+/// of its cells at once.
 pub fn bootstrap(families: &Families, seed: u64) -> Option<Interval> {
     const RESAMPLES: usize = 2000;
     let families = filled(families);
     if families.is_empty() {
         return None;
     }
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut of_cell = |cell: &Vec<f64>| mean((0..cell.len()).map(|_| cell[rng.random_range(0..cell.len())].ln()));
-    let mut picks = ChaCha8Rng::seed_from_u64(!seed);
-    let mut of_family =
-        |family: &Vec<&Vec<f64>>| mean((0..family.len()).map(|_| of_cell(family[picks.random_range(0..family.len())])));
-    let means: Vec<f64> = (0..RESAMPLES).map(|_| mean(families.iter().map(&mut of_family)).exp()).collect();
+    let (mut of_seeds, mut of_cells) = (ChaCha8Rng::seed_from_u64(seed), ChaCha8Rng::seed_from_u64(!seed));
+    let mut resample = || {
+        let mut drawn: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        let mut logs = Vec::new();
+        for family in &families {
+            let mut of_cell = |_| {
+                let CellRatios { job, ratios } = family[of_cells.random_range(0..family.len())];
+                let drawn = drawn.entry(job).or_default();
+                drawn.extend((drawn.len()..ratios.len()).map(|_| of_seeds.random::<f64>()));
+                mean(drawn[..ratios.len()].iter().map(|at| ratios[(at * ratios.len() as f64) as usize].ln()))
+            };
+            logs.push(mean((0..family.len()).map(&mut of_cell)));
+        }
+        mean(logs.into_iter()).exp()
+    };
+    let means: Vec<f64> = (0..RESAMPLES).map(|_| resample()).collect();
     Some(Interval { low: quantile(&means, 0.025)?, high: quantile(&means, 0.975)? })
 }
 
@@ -220,27 +241,44 @@ mod tests {
         );
     }
 
+    fn cell(job: &str, ratios: &[f64]) -> CellRatios {
+        CellRatios { job: job.to_owned(), ratios: ratios.to_vec() }
+    }
+
     /// A family of one cell counts as much as one of three, and resampling never mixes families.
     #[test]
     fn families_count_alike() {
-        let families = vec![vec![vec![4.0], vec![4.0, 4.0], vec![]], vec![vec![0.5, 2.0]], vec![]];
+        let first = vec![cell("a", &[4.0]), cell("b", &[4.0, 4.0]), cell("c", &[])];
+        let families = vec![first, vec![cell("d", &[0.5, 2.0])], vec![]];
         assert!((mean_of_families(&families).unwrap() - 2.0).abs() < 1e-12);
         let interval = bootstrap(&families, 1).unwrap();
         // The second family's seeds are drawn twice: both 0.5 or both 2.
         assert!((interval.low - 2f64.sqrt()).abs() < 1e-12 && (interval.high - 8f64.sqrt()).abs() < 1e-12);
-        assert_eq!((mean_of_families(&vec![vec![vec![]]]), bootstrap(&vec![], 1)), (None, None));
+        assert_eq!((mean_of_families(&vec![vec![cell("a", &[])]]), bootstrap(&vec![], 1)), (None, None));
+    }
+
+    /// Cells of one job are as wide as one of them: another would tell nothing new. Those of other jobs are not.
+    #[test]
+    fn what_cells_share_does_not_narrow_the_interval() {
+        let width = |jobs: [&str; 4]| {
+            let interval = bootstrap(&vec![jobs.map(|job| cell(job, &[0.5, 1.0, 2.0])).to_vec()], 1).unwrap();
+            (interval.high / interval.low).ln()
+        };
+        let one = bootstrap(&vec![vec![cell("a", &[0.5, 1.0, 2.0])]], 1).unwrap();
+        assert!((width(["a"; 4]) - (one.high / one.low).ln()).abs() < 1e-9);
+        assert!(width(["a", "b", "c", "d"]) < 0.8 * width(["a"; 4]));
     }
 
     proptest! {
         #[test]
         fn the_interval_holds_the_mean_and_shrinks_to_it(ratios in prop::collection::vec(0.2f64..5.0, 3..30)) {
-            let groups: Vec<Vec<f64>> = ratios.iter().map(|r| vec![*r]).collect();
+            let groups: Vec<CellRatios> = ratios.iter().map(|ratio| cell(&ratio.to_string(), &[*ratio])).collect();
             let mean = geometric_mean(ratios.iter().copied()).unwrap();
             let families = vec![groups];
             prop_assert!((mean_of_families(&families).unwrap() / mean - 1.0).abs() < 1e-9);
             let interval = bootstrap(&families, 1).unwrap();
             prop_assert!(interval.low <= mean * 1.001 && mean <= interval.high * 1.001, "{interval:?} {mean}");
-            let same = bootstrap(&vec![vec![vec![mean; 3]; 5]; 2], 1).unwrap();
+            let same = bootstrap(&vec![vec![cell("a", &[mean; 3]); 5]; 2], 1).unwrap();
             prop_assert!((same.low / mean - 1.0).abs() < 1e-9 && (same.high / mean - 1.0).abs() < 1e-9);
         }
     }

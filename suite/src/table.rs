@@ -9,7 +9,8 @@ use std::fmt::Write;
 const LEFT_OUT: &str = "\
 Not in the truth: packets one by one and congestion control other than windows that double, halve and time out; several switches \
 or routes (ports of NICs are the only bottlenecks); NCCL's and GPU's own behaviour; cores and memory that computing, compression, \
-agents and controller compete for; samples of gradients that ranks send for shadows of AR-Topk; ranks that come, go or are slower \
+agents and controller compete for; samples of gradients that ranks send for shadows of AR-Topk, the time of those shadows and of \
+copies for trials; passes of the controller, TLS and lost echoes; ranks that come, go or are slower \
 for good; clocks that drift; models of more than a few layers, whose gradients these stand for by a factor, with which all grows that \
 is not fixed: PowerSGD's factors too, which would grow with the root of it, and the one value of a bucket that top-k keeps at least.";
 

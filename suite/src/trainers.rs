@@ -9,8 +9,8 @@
 //! shadows, the copies that a trial takes and puts back, and shadows of AR-Topk, which look at some thousand values.
 
 use crate::adaptive::ControlPlane;
-use crate::cells::{Cell, Net};
-use crate::fixed::{bucket_values, step_rng};
+use crate::cells::{Cell, Chance, Net};
+use crate::fixed::bucket_values;
 use crate::ranks::{Carried, Data, Ranks, Saved, Stepped, Test, buckets};
 use crate::steps::{self, CONTROL, Plan, StepOf, Timeline};
 use anyhow::{Context, Result};
@@ -24,13 +24,15 @@ use flexcomm_trainer::{
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
 use flexcomm_truth::job::{self, Do, RankTimes};
 use flexcomm_wire::{CodecInfo, FromTrainer, Hello};
-use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What moves the bytes: coefficients of the cost model are fitted per backend.
 pub const BACKEND: &str = "suite";
+
+/// What the hook for torch offers on Gloo, whose allreduce is a ring.
+const COLLECTIVES: [&str; 3] = ["dense-ring", "allgather", "art-ring"];
 
 /// The job's name.
 const JOB: &str = "suite";
@@ -133,8 +135,6 @@ impl<'a> Trainers<'a> {
         };
         let mut control = Control::new(Agreement::new(Rank(0), initial, 0), Rank(0));
         control.steer(true);
-        let mut trial_rng = ChaCha8Rng::seed_from_u64(seed);
-        trial_rng.set_stream(3);
         Ok(Self {
             cell,
             truth,
@@ -149,8 +149,8 @@ impl<'a> Trainers<'a> {
             trial: None,
             watching: false,
             starts: vec![0.0; world],
-            step_rng: step_rng(seed),
-            trial_rng,
+            step_rng: cell.rng(seed, Chance::Steps),
+            trial_rng: cell.rng(seed, Chance::Trials),
             model,
         })
     }
@@ -185,6 +185,7 @@ impl<'a> Trainers<'a> {
                 gradient_values: (lab.gradient_values as f64 * factor).round() as u64,
                 backend: BACKEND.to_owned(),
                 codecs: lab.codecs.into_iter().filter(is_known).collect(),
+                collectives: COLLECTIVES.map(Into::into).to_vec(),
                 ..lab
             }
         };
@@ -251,7 +252,8 @@ impl<'a> Trainers<'a> {
         }
         let (truth, cell) = (self.truth, self.cell);
         let runs = |strategy: &Strategy| {
-            strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
+            let offered = COLLECTIVES.contains(&strategy.collective().as_str());
+            offered && strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
         };
         self.orders.offer(self.control.agreement(), true, runs);
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use flexcomm_domain::Strategy;
+use flexcomm_suite::baselines::BUDGET_SHARE;
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::fixed::{self, Curves};
 use flexcomm_suite::ranks::{Data, Model, Ranks, Recipe, Stepped};
@@ -84,6 +85,12 @@ fn the_cells_are_written_and_read() {
         }
     }
     assert!(files == sorted, "{kept}: `cargo run --release -p flexcomm-suite -- cells` draws and fits them");
+    // Networks change while runs come to their targets; with phases of half an hour less often, and not only from good to bad.
+    for cell in Cell::read_all(kept.as_ref()).unwrap() {
+        let dense_s = cell.compute_s * cell.communication_ratio.max(1.0);
+        let phases = BUDGET_SHARE * cell.steps as f64 * dense_s / cell.phase_s;
+        assert!(phases > if cell.phase_s > 1000.0 { 2.0 } else { 4.0 }, "{}: {phases}", cell.name);
+    }
     let text = toml::to_string(&read[0]).unwrap();
     let error = |from: &str, to: &str| {
         let path = folder.path().join("bad.toml");
@@ -154,8 +161,8 @@ fn the_last_swing_has_a_credit_that_is_fitted_with_its_bandwidths() {
     assert!(with.len() == 1 && with[0].name == "swing-6", "{with:?}");
     let drawn = Cell { world: 2, ..with[0].clone() };
     let fitted = families::fitted(&drawn, &Coefficients::frozen()).unwrap();
-    let over =
-        |cell: &Cell| [cell.burst_mbit, cell.burst_mbytes].map(|of_burst| of_burst.unwrap() / cell.phases[1].up_mbit);
+    let least = |cell: &Cell| cell.phases.iter().map(|phase| phase.up_mbit).fold(f64::INFINITY, f64::min);
+    let over = |cell: &Cell| [cell.burst_mbit, cell.burst_mbytes].map(|of_burst| of_burst.unwrap() / least(cell));
     let (before, after) = (over(&drawn), over(&fitted));
     assert!((2.0..6.0).contains(&after[0]), "{after:?}");
     assert!((0..2).all(|i| (after[i] / before[i] - 1.0).abs() < 1e-3), "{before:?} {after:?}");

@@ -260,33 +260,35 @@ pub fn run<T: Copy>(
         collectives: vec![State::default(); count],
         ..Rank::default()
     });
-    let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), free_at: vec![0.0; starts.len()] };
+    let free_at = vec![0.0; starts.len()];
+    let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), free_at, pending: 0 };
     for rank in 0..run.ranks.len() {
         run.go_on(rank, run.ranks[rank].times.began);
     }
     while let Some(rank) = run.ranks.iter().position(|rank| !rank.done) {
-        match run.network.advance() {
-            None => {
-                let collective = run.ranks[rank].collectives.iter().position(|state| !state.ended);
-                return Err(Stuck { rank, collective: collective.unwrap_or_default() });
-            }
-            Some(Happened::Timer(Token::Computed(rank))) => run.did(rank, run.network.now()),
-            Some(Happened::Timer(Token::Begun { rank, collective })) => run.begun(rank, collective),
-            Some(Happened::Timer(Token::Received(at))) => {
+        // Others' events may come for ever.
+        let Some(what) = run.network.advance().filter(|_| run.pending > 0) else {
+            let collective = run.ranks[rank].collectives.iter().position(|state| !state.ended);
+            return Err(Stuck { rank, collective: collective.unwrap_or_default() });
+        };
+        let (Happened::Timer(token) | Happened::Delivered(token)) = what;
+        run.pending -= usize::from(!matches!(token, Token::Other(_)));
+        match what {
+            Happened::Timer(Token::Computed(rank)) => run.did(rank, run.network.now()),
+            Happened::Timer(Token::Begun { rank, collective }) => run.begun(rank, collective),
+            Happened::Timer(Token::Received(at)) => {
                 run.ranks[at.rank].collectives[at.collective].segments[at.segment as usize].busy = false;
                 run.collective(at.rank, at.collective);
             }
-            Some(Happened::Delivered(Token::Message { to, of })) => {
+            Happened::Delivered(Token::Message { to, of }) => {
                 *run.ranks[to].arrived.entry(of).or_default() += 1;
                 run.collective(to, of.collective);
             }
-            Some(Happened::Delivered(Token::Ready { to, by, of })) => run.ready(to, by, of),
-            Some(Happened::Timer(Token::Other(token))) => others(run.network, Happened::Timer(token)),
-            Some(Happened::Delivered(Token::Other(token))) => others(run.network, Happened::Delivered(token)),
-            Some(
-                Happened::Timer(Token::Message { .. } | Token::Ready { .. })
-                | Happened::Delivered(Token::Computed(_) | Token::Begun { .. } | Token::Received(_)),
-            ) => {}
+            Happened::Delivered(Token::Ready { to, by, of }) => run.ready(to, by, of),
+            Happened::Timer(Token::Other(token)) => others(run.network, Happened::Timer(token)),
+            Happened::Delivered(Token::Other(token)) => others(run.network, Happened::Delivered(token)),
+            Happened::Timer(Token::Message { .. } | Token::Ready { .. })
+            | Happened::Delivered(Token::Computed(_) | Token::Begun { .. } | Token::Received(_)) => {}
         }
     }
     Ok(Times { ranks: run.ranks.into_iter().map(|rank| rank.times).collect() })
@@ -300,6 +302,8 @@ struct Run<'a, T> {
     ranks: Vec<Rank>,
     /// By processor: when what takes turns on it has ended. A rank's software does.
     free_at: Vec<f64>,
+    /// Timers and messages of the job under way.
+    pending: usize,
 }
 
 impl<T: Copy> Run<'_, T> {
@@ -309,6 +313,7 @@ impl<T: Copy> Run<'_, T> {
             None => (self.ranks[rank].times.ended, self.ranks[rank].done) = (at, true),
             Some(Do::Compute(seconds)) => {
                 let until = self.computes(rank, at, *seconds);
+                self.pending += 1;
                 self.network.timer(until, Token::Computed(rank));
             }
             Some(&Do::Launch(collective)) => {
@@ -342,6 +347,7 @@ impl<T: Copy> Run<'_, T> {
 
     fn software(&mut self, rank: usize, seconds: f64, then: Token<T>) {
         let until = self.turn(rank, self.network.now(), seconds);
+        self.pending += 1;
         self.network.timer(until, then);
     }
 
@@ -433,6 +439,7 @@ impl<T: Copy> Run<'_, T> {
     fn transmit(&mut self, from: usize, to: usize, bytes: f64, token: Token<T>, of: RoundOf) {
         let group = self.step.collectives[of.collective].group;
         if let Some(connection) = self.mesh.groups[group][from][to] {
+            self.pending += 1;
             self.network.send(connection, bytes, token);
         }
     }

@@ -306,7 +306,9 @@ impl<T: Copy> Network<T> {
         // Where others fill a port, the queue is there, and it is theirs.
         let alone = self.queued_by_others(id) == 0.0;
         let held_up = alone && *rate > 0.0 && rate * path_s < 0.99 * window;
-        let queueing_s = if held_up { self.queueing(id, 0.0).max(path_s) } else { self.queueing(id, 0.0) };
+        let buffer_s = |&port: &PortId| self.ports[port].port.buffer / self.capacity(port);
+        let most = self.connections[id].path.iter().map(buffer_s).fold(0.0, f64::max);
+        let queueing_s = self.queueing(id, 0.0).max(if held_up { path_s.min(most) } else { 0.0 });
         let waiting: f64 = queue.iter().map(|message| message.left).sum();
         Counted { sent: sent + since, waiting: (waiting - since).max(0.0), path_s, round_trip_s: path_s + queueing_s }
     }

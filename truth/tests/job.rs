@@ -165,6 +165,12 @@ fn a_step_that_cannot_end_is_an_error() {
     let (mut network, mesh) = job(2, 1e6, 0.01);
     let mut program = ring(2, 1, 10.0);
     program.ranks[1][0].sends.clear();
-    let ended = run(&mut network, &mesh, NO_SOFTWARE, &step(2, &[1.0], program), &[0.0; 2], &mut |_, _| ());
+    let step = step(2, &[1.0], program);
+    let ended = run(&mut network, &mesh, NO_SOFTWARE, &step, &[0.0; 2], &mut |_, _| ());
     assert_eq!(ended, Err(Stuck { rank: 0, collective: 0 }));
+    // Whatever else goes on for ever.
+    let others = &mut |network: &mut Network<Token<()>>, _| network.timer(network.now() + 1.0, Token::Other(()));
+    network.timer(0.0, Token::Other(()));
+    let starts = [network.now(); 2];
+    assert_eq!(run(&mut network, &mesh, NO_SOFTWARE, &step, &starts, others), Err(Stuck { rank: 0, collective: 0 }));
 }
