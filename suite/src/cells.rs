@@ -4,7 +4,7 @@ use crate::files;
 use crate::ranks::{Model, Recipe};
 use crate::steps::{self, Compute, Stragglers};
 use anyhow::{Context, Result, bail, ensure};
-use flexcomm_domain::Digest;
+use flexcomm_domain::{Digest, Family};
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::{Mesh, Token};
 use flexcomm_truth::network::{Burst, ConnectionId, Network, Port, PortId};
@@ -12,7 +12,7 @@ use flexcomm_truth::trace::{Step, Trace};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A job and its network.
@@ -162,8 +162,11 @@ impl Cell {
         within("values_factor", self.values_factor, 1e-3, 1e6)?;
         within("codec_factor", self.codec_factor, 0.0, 1e4)?;
         for (name, factor) in &self.codec_factors {
+            let family = Family::named(name);
+            ensure!(family.is_ok(), "codec_factors.{name} is of no compressor that there is");
             within(&format!("codec_factors.{name}"), *factor, 0.0, 1e4)?;
         }
+        within("communication_ratio", self.communication_ratio, 0.0, 1e6)?;
         within("phase_s", self.phase_s, 0.1, 1e6)?;
         within("ranks_per_nic", self.ranks_per_nic as f64, 1.0, self.world as f64)?;
         within("stragglers.spread", self.stragglers.spread, 0.0, 2.0)?;
@@ -172,6 +175,11 @@ impl Cell {
         if self.seeds.is_empty() || self.phases.is_empty() {
             bail!("it has {} seeds and {} phases, each at least one", self.seeds.len(), self.phases.len());
         }
+        ensure!(
+            self.seeds.iter().collect::<BTreeSet<_>>().len() == self.seeds.len(),
+            "seeds {:?} are not unique",
+            self.seeds
+        );
         for (number, phase) in (1..).zip(&self.phases) {
             let within = |what: &str, value, low, high| {
                 within(what, value, low, high).with_context(|| format!("phase {number}"))
@@ -180,6 +188,8 @@ impl Cell {
             within("latency_ms", phase.latency_ms, 0.0, 1e4)?;
             within("up_mbit", phase.up_mbit, 1e-3, 1e7)?;
             within("down_mbit", phase.down_mbit, 1e-3, 1e7)?;
+            let nics: BTreeSet<usize> = phase.nics.iter().map(|odd| odd.nic).collect();
+            ensure!(nics.len() == phase.nics.len(), "phase {number}: a nic is there twice");
             for odd in &phase.nics {
                 within("nic", odd.nic as f64, 0.0, (self.nics() - 1) as f64)?;
                 within("bandwidth_factor", odd.bandwidth_factor, 1e-4, 1e4)?;

@@ -221,8 +221,8 @@ pub fn file(folder: &Path, recipe: &Recipe) -> PathBuf {
         Model::Perceptron => "perceptron",
         Model::Convolutional => "convolutional",
     };
-    let Recipe { world, momentum, seed, .. } = recipe;
-    folder.join(format!("{model}-n{world}-m{momentum}-s{seed}.json"))
+    let Recipe { world, momentum, learning_rate, batch, steps, seed, .. } = recipe;
+    folder.join(format!("{model}-n{world}-m{momentum}-lr{learning_rate}-b{batch}-t{steps}-s{seed}.json"))
 }
 
 impl Curves {

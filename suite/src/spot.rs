@@ -115,7 +115,7 @@ mod tests {
             format!("{:#}", check(&library(&[2]), &recipe, &other, "a").unwrap_err())
         };
         for error in [refused(&|curve| curve.losses[1] *= 1.001), refused(&|curve| curve.rounds[1][0].bytes += 1.0)] {
-            for part in ["kept/convolutional-n2-m0.9-s1.json: topk(k=0.01)", "Remove the file"] {
+            for part in ["kept/convolutional-n2-m0.9-lr0.05-b32-t50-s1.json: topk(k=0.01)", "Remove the file"] {
                 assert!(error.contains(part), "no {part:?} in {error}");
             }
         }

@@ -100,6 +100,11 @@ fn the_cells_are_written_and_read() {
     assert!(error("steps = 1500", "steps = 2000").contains("steps is 2000, allowed is 1 to 1500"));
     assert!(error("latency_ms = ", "latency_ms = -").contains("phase 1: latency_ms is -"));
     assert!(error("family", "famly").contains("famly"));
+    assert!(error("communication_ratio = ", "communication_ratio = nan # ").contains("communication_ratio is NaN"));
+    assert!(error("seeds = [1, ", "seeds = [2, 1, ").contains("seeds [2, 1, 2, 3] are not unique"));
+    assert!(error("[codec_factors]", "[codec_factors]\ntopq = 1.0").contains("codec_factors.topq is of no compressor"));
+    let twice = "[[phase]]\nnic = [{ nic = 1 }, { nic = 1 }]";
+    assert!(error("[[phase]]", twice).contains("phase 1: a nic is there twice"));
     let burst = |keys: &str| error("ranks_per_nic", &format!("{keys}\nranks_per_nic"));
     assert!(burst("burst_mbit = 1e6").contains("it has one of burst_mbytes and burst_mbit"));
     assert!(burst("burst_mbytes = 0.0\nburst_mbit = 1e6").contains("burst_mbytes is 0, allowed is 0.001 to"));
