@@ -645,6 +645,8 @@ pub(crate) mod tests {
             "each cell's best fixed setting",
             "best average fixed",
             "The best average fixed setting is topk(k=0.01)",
+            "  none/dense-ring                               ",
+            "  the worst cell's best one, phases from 60 s   2.00",
             "30 s to 2 min",
             "target not reached               1 runs, 0 of them with an error",
             "Not in the truth",

@@ -56,6 +56,13 @@ impl Summary {
         if let Some(best) = &self.best_average_fixed {
             writeln!(out, "\nThe best average fixed setting is {best}.")?;
         }
+        writeln!(out, "\nFlexcomm over each fixed setting")?;
+        for (setting, ratio) in &self.geomean_vs_fixed {
+            writeln!(out, "  {setting:<44}{ratio:>6.2}")?;
+        }
+        if let Some(worst) = self.worst_ratio_to_best_fixed_60s {
+            writeln!(out, "  the worst cell's best one, phases from 60 s{worst:>7.2}")?;
+        }
         self.write_groups(out)?;
         self.write_flexcomm(out)?;
         writeln!(out, "\n{}", wrapped(LEFT_OUT))
