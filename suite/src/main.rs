@@ -198,7 +198,12 @@ fn main() -> Result<()> {
             record::record(&baselines, &target.join("results"), planner.as_deref())
         }
         Command::Freeze => {
-            let digest = run::frozen_digest(&Cell::read_all(CELLS.as_ref())?, &Coefficients::frozen())?;
+            let cells = Cell::read_all(CELLS.as_ref())?;
+            let mut missing: Vec<String> = families::drawn().into_iter().map(|cell| cell.name).collect();
+            missing.retain(|name| cells.iter().all(|cell| cell.name != *name));
+            ensure!(missing.is_empty(), "{CELLS} lacks {}", missing.join(", "));
+            let digest = run::frozen_digest(&cells, &Coefficients::frozen())?;
+            println!("{FROZEN}: {} cells and the truth have the digest {digest}", cells.len());
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
         }
         Command::Calibrate { measured, out, base, first_decile } => {

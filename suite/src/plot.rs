@@ -104,10 +104,18 @@ impl Axis {
 
     /// Round numbers in between.
     fn ticks(&self) -> Vec<f64> {
-        let steps = [1.0, 2.0, 5.0];
-        let decades = (-6..9).flat_map(|power| steps.map(|step| step * 10f64.powi(power)));
+        let times = |steps: &[f64]| -> Vec<f64> {
+            let tick = |power, step: &f64| format!("{step}e{power}").parse().unwrap_or(f64::NAN);
+            (-6..9).flat_map(|power| steps.iter().map(move |step| tick(power, step))).collect()
+        };
+        let decades = times(&[1.0, 2.0, 5.0]);
         if self.logarithmic {
-            return decades.filter(|tick| (self.low..=self.high).contains(tick)).collect();
+            let within = |ticks: Vec<f64>| -> Vec<f64> {
+                ticks.into_iter().filter(|tick| (self.low..=self.high).contains(tick)).collect()
+            };
+            let coarse = within(decades);
+            let fine = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+            return if coarse.len() < 3 { within(times(&fine)) } else { coarse };
         }
         let span = self.high - self.low;
         let step = decades.into_iter().find(|step| span / step <= 8.0).unwrap_or(span);

@@ -148,7 +148,12 @@ impl Summary {
 }
 
 fn interval(interval: &Interval) -> String {
-    format!("{:>5.2} -{:>6.2} ", interval.low, interval.high)
+    // A single value has none.
+    if interval.low == interval.high {
+        format!("{:>13} ", "-")
+    } else {
+        format!("{:>5.2} -{:>6.2} ", interval.low, interval.high)
+    }
 }
 
 /// In lines of a terminal.

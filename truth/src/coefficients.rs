@@ -3,6 +3,7 @@
 use crate::job::Software;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// How TCP behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -130,16 +131,16 @@ pub enum ReadError {
         why: String,
     },
     /// A number outside its range.
-    #[error("use {path}: {what} is {value}, allowed is {allowed}")]
+    #[error("use {path}: {key} is {value:e}, allowed is {:e} to {:e}", allowed.start(), allowed.end())]
     Range {
         /// Which file.
         path: String,
         /// Which number.
-        what: String,
+        key: String,
         /// As given.
         value: f64,
         /// The allowed range.
-        allowed: &'static str,
+        allowed: RangeInclusive<f64>,
     },
 }
 
@@ -159,32 +160,31 @@ impl Coefficients {
     }
 
     fn check(&self, path: &str) -> Result<(), ReadError> {
-        let positive = [
-            ("tcp.segment_bytes", self.tcp.segment_bytes),
-            ("tcp.initial_segments", self.tcp.initial_segments),
-            ("tcp.window_bytes", self.tcp.window_bytes),
-            ("tcp.timeout_s", self.tcp.timeout_s),
-            ("buffer_bytes", self.buffer_bytes),
+        let Self { tcp, buffer_bytes, software, .. } = self;
+        let mut keys = vec![
+            ("tcp.segment_bytes".to_owned(), tcp.segment_bytes, 100.0..=1e5),
+            ("tcp.overhead_bytes".to_owned(), tcp.overhead_bytes, 0.0..=1e4),
+            ("tcp.initial_segments".to_owned(), tcp.initial_segments, 1.0..=1e4),
+            ("tcp.window_bytes".to_owned(), tcp.window_bytes, 1e4..=1e12),
+            ("tcp.timeout_s".to_owned(), tcp.timeout_s, 1e-3..=100.0),
+            ("tcp.tail_loss_share".to_owned(), tcp.tail_loss_share, 0.0..=1.0),
+            ("tcp.stack_s".to_owned(), tcp.stack_s, 0.0..=1.0),
+            ("buffer_bytes".to_owned(), *buffer_bytes, 1e3..=1e12),
+            ("software.collective_s".to_owned(), software.collective_s, 0.0..=10.0),
+            ("software.round_s".to_owned(), software.round_s, 0.0..=10.0),
+            ("software.byte_s".to_owned(), software.byte_s, 0.0..=1e-3),
+            ("software.at_once".to_owned(), f64::from(software.at_once), 1.0..=64.0),
+            ("software.segments".to_owned(), f64::from(software.segments), 1.0..=64.0),
         ];
-        let fine = |value: f64| value.is_finite() && value > 0.0;
-        let range = |what: &str, value, allowed| {
-            Err(ReadError::Range { path: path.to_owned(), what: what.to_owned(), value, allowed })
-        };
-        if let Some((what, value)) = positive.into_iter().find(|(_, value)| !fine(*value)) {
-            return range(what, value, "above 0");
+        for (name, codec) in &self.codec {
+            let mut key = |part: &str, value| keys.push((format!("codec.\"{name}\".{part}"), value, 0.0..=1.0));
+            key("compress_value_s", codec.compress_value_s);
+            key("compress_kept_s", codec.compress_kept_s);
+            key("decompress_value_s", codec.decompress_value_s);
+            key("decompress_kept_s", codec.decompress_kept_s);
         }
-        if !(0.0..=1.0).contains(&self.tcp.tail_loss_share) {
-            return range("tcp.tail_loss_share", self.tcp.tail_loss_share, "0 to 1");
-        }
-        if !(self.tcp.overhead_bytes.is_finite() && self.tcp.overhead_bytes >= 0.0) {
-            return range("tcp.overhead_bytes", self.tcp.overhead_bytes, "0 or above");
-        }
-        let software = [self.software.collective_s, self.software.round_s, self.software.byte_s, self.tcp.stack_s];
-        let of = |c: &CodecSeconds| [c.compress_value_s, c.compress_kept_s, c.decompress_value_s, c.decompress_kept_s];
-        let codecs = self.codec.iter().flat_map(|(name, codec)| of(codec).map(|value| (name.clone(), value)));
-        let all = software.into_iter().map(|value| ("software, tcp.stack_s".to_owned(), value)).chain(codecs);
-        match all.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
-            Some((what, value)) => range(&what, value, "0 or above"),
+        match keys.into_iter().find(|(_, value, allowed)| !allowed.contains(value)) {
+            Some((key, value, allowed)) => Err(ReadError::Range { path: path.to_owned(), key, value, allowed }),
             None => Ok(()),
         }
     }
@@ -201,8 +201,11 @@ mod tests {
         assert_eq!(Coefficients::parse("x", &text).unwrap(), frozen);
         let error =
             |from: &str, to: &str| Coefficients::parse("x", &text.replacen(from, to, 1)).unwrap_err().to_string();
-        assert!(error("buffer_bytes = ", "buffer_bytes = -").contains("buffer_bytes is -"));
+        assert!(error("buffer_bytes = ", "buffer_bytes = -").contains("buffer_bytes is -1e6, allowed is 1e3 to 1e12"));
         assert!(error("buffer_bytes", "bufer_bytes").contains("bufer_bytes"));
-        assert!(error("tail_loss_share = 0", "tail_loss_share = 7").contains("tail_loss_share is 7"));
+        assert!(error("tail_loss_share = 0", "tail_loss_share = 7").contains("tcp.tail_loss_share is 7.3e0, allowed"));
+        assert!(error("segments = 2\n", "segments = 1000000000\n").contains("software.segments is 1e9, allowed"));
+        let fp16 = error("[codec.fp16]\ncompress_value_s = ", "[codec.fp16]\ncompress_value_s = nan # ");
+        assert!(fp16.contains("codec.\"fp16\".compress_value_s is NaN, allowed is 0e0 to 1e0"), "{fp16}");
     }
 }
