@@ -174,12 +174,17 @@ pub fn rounded(x: f64) -> f64 {
 }
 
 /// Trains by a fixed setting.
-pub fn train(recipe: Recipe, data: &Arc<Data>, (setting, strategy): &Setting) -> Result<Curve> {
+pub fn train(recipe: Recipe, data: &Arc<Data>, setting: &Setting) -> Result<Curve> {
+    train_until(recipe.steps, recipe, data, setting)
+}
+
+/// The first so many steps of a job by a fixed setting.
+pub fn train_until(steps: u64, recipe: Recipe, data: &Arc<Data>, (setting, strategy): &Setting) -> Result<Curve> {
     let mut ranks = Ranks::new(recipe, data.clone())?;
     let mut means = Means::default();
     let mut losses = vec![ranks.test().loss];
     let mut diverged = false;
-    for step in 0..recipe.steps {
+    for step in 0..steps.min(recipe.steps) {
         match ranks.step(step, strategy) {
             Ok(stepped) => means.add(&stepped),
             // Refused by all ranks, for values that are not finite: what is learned ends here.

@@ -2,21 +2,13 @@
 
 use crate::files;
 use crate::fixed::{self, Curve, Curves, DENSE, Library, TEST_EVERY};
-use crate::ranks::{Data, Ranks, Recipe, Stepped};
+use crate::ranks::Recipe;
 use anyhow::{Context, Result, ensure};
-use flexcomm_domain::Strategy;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// A sum, and a gather whose sizes do not depend on the values.
 const SETTINGS: [&str; 2] = [DENSE, "topk(k=0.01)+ef(vanilla)/allgather"];
-
-/// What a setting's first steps show.
-struct Begun {
-    losses: Vec<f64>,
-    /// In the mean of the steps, by bucket and collective.
-    bytes: Vec<Vec<f64>>,
-}
 
 /// Trains a job's first steps, a test interval of them, by dense and by top-k, and compares test losses and bytes. A check that passed
 /// with the same curves and program is remembered beside the curves that are trained here.
@@ -35,51 +27,31 @@ pub fn check(library: &Library, recipe: &Recipe, curves: &Curves, binary: &str) 
     let kept = fixed::file(&library.kept, recipe);
     let path = if kept.exists() { kept } else { fixed::file(&library.trained, recipe) };
     for curve in SETTINGS.into_iter().filter_map(|setting| curves.of(setting).ok()) {
-        compare(curve, &begun(recipe, &data, &curve.setting)?, &path)?;
+        let setting = &curve.setting;
+        let strategy = setting.parse().with_context(|| format!("read the strategy {setting}"))?;
+        compare(curve, &fixed::train_until(TEST_EVERY, *recipe, &data, &(setting.clone(), strategy))?, &path)?;
     }
     files::write_json(&passed, &digest)
 }
 
-fn compare(curve: &Curve, begun: &Begun, path: &Path) -> Result<()> {
-    let Curve { setting, losses, rounds, .. } = curve;
-    let losses = &losses[..losses.len().min(begun.losses.len())];
-    let bytes: Vec<Vec<f64>> = rounds.iter().map(|bucket| bucket.iter().map(|round| round.bytes).collect()).collect();
+fn compare(curve: &Curve, begun: &Curve, path: &Path) -> Result<()> {
+    let losses = &curve.losses[..curve.losses.len().min(begun.losses.len())];
+    let (bytes, begun_bytes) = (bytes(curve), bytes(begun));
     ensure!(
-        losses == begun.losses && bytes == begun.bytes,
-        "{}: {setting} has the test losses {losses:?} and bytes {bytes:?}, and trained here {:?} and {:?}: the curves are of \
+        losses == begun.losses && bytes == begun_bytes,
+        "{}: {} has the test losses {losses:?} and bytes {bytes:?}, and trained here {:?} and {begun_bytes:?}: the curves are of \
          another program, of other images or of another kind of processor. Remove the file, and its curves are trained anew \
          (minutes)",
         path.display(),
-        begun.losses,
-        begun.bytes
+        curve.setting,
+        begun.losses
     );
     Ok(())
 }
 
-fn begun(recipe: &Recipe, data: &Arc<Data>, setting: &str) -> Result<Begun> {
-    let strategy: Strategy = setting.parse().with_context(|| format!("read the strategy {setting}"))?;
-    let mut ranks = Ranks::new(*recipe, data.clone())?;
-    let mut losses = vec![ranks.test().loss];
-    let mut steps: Vec<Stepped> = Vec::new();
-    for step in 0..TEST_EVERY.min(recipe.steps) {
-        match ranks.step(step, &strategy) {
-            Ok(stepped) => steps.push(stepped),
-            // Values that are not finite: the curve ends there as well.
-            Err(_) if step > 0 => break,
-            Err(error) => return Err(error.context(format!("train by {setting}"))),
-        }
-    }
-    if steps.len() as u64 == TEST_EVERY {
-        losses.push(ranks.test().loss);
-    }
-    losses.iter_mut().for_each(|loss| *loss = fixed::rounded(fixed::finite(*loss)));
-    let count = steps.len() as f64;
-    let mean = |bucket: usize, round: usize| {
-        steps.iter().map(|step| step.buckets[bucket].rounds[round].bytes as f64).sum::<f64>() / count
-    };
-    let of = |bucket: usize| (0..steps[0].buckets[bucket].rounds.len()).map(|round| mean(bucket, round)).collect();
-    let bytes = steps.first().map_or(Vec::new(), |first| (0..first.buckets.len()).map(of).collect());
-    Ok(Begun { losses, bytes })
+/// By bucket and collective.
+fn bytes(curve: &Curve) -> Vec<Vec<f64>> {
+    curve.rounds.iter().map(|bucket| bucket.iter().map(|round| round.bytes).collect()).collect()
 }
 
 #[cfg(test)]
@@ -87,6 +59,7 @@ mod tests {
     use super::*;
     use crate::fixed::Shared;
     use crate::ranks::Model;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     #[test]

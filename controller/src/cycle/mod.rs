@@ -1,7 +1,7 @@
 //! The decision loop: gather, decide, check, apply, record; for every job, again and again.
 //!
-//! One task that keeps nothing: each pass reads everything anew, so that a restart or a missed wake-up costs
-//! nothing. A job that fails does not stop the others.
+//! One task that keeps nothing of its own: each pass asks the store for everything, which reads anew what was written since,
+//! so that a restart or a missed wake-up costs nothing. A job that fails does not stop the others.
 
 mod apply;
 mod check;
