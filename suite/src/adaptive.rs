@@ -11,7 +11,7 @@ use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use flexcomm_trainer::InForce;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
-use flexcomm_truth::network::{Happened, Network};
+use flexcomm_truth::network::{Network, NetworkEvent};
 use flexcomm_wire::{DecisionOrder, FromTrainer, Hello, JobOrders};
 use serde::{Deserialize, Serialize};
 use std::iter::Sum;
@@ -38,10 +38,10 @@ pub trait ControlPlane {
     fn join(&mut self, network: &mut Network<Token<Self::Token>>, hellos: Vec<Hello>);
 
     /// A timer or a message of its own, at `network.now()`.
-    fn happened(&mut self, network: &mut Network<Token<Self::Token>>, what: Happened<Self::Token>);
+    fn handle(&mut self, network: &mut Network<Token<Self::Token>>, what: NetworkEvent<Self::Token>);
 
     /// A rank's trainer says something to the agent of its node, at `network.now()`. Never [`FromTrainer::Hello`].
-    fn says(&mut self, network: &mut Network<Token<Self::Token>>, rank: usize, message: FromTrainer);
+    fn report(&mut self, network: &mut Network<Token<Self::Token>>, rank: usize, message: FromTrainer);
 
     /// What a rank's agent has sent to the trainer since the last call: the newest only, as the trainer keeps it.
     fn orders(&mut self, rank: usize) -> Option<JobOrders>;
@@ -157,30 +157,30 @@ pub fn begin<B: ControlPlane>(
     truth: &Coefficients,
     seed: u64,
     hellos: Vec<Hello>,
-    beside: &mut B,
+    control_plane: &mut B,
 ) -> Net<B::Token> {
-    let mut net = Net::beginning_at(beside.begins_at(), cell, truth, seed);
-    beside.begin(&mut net);
-    idle(&mut net.network, beside, 0.0);
-    beside.join(&mut net.network, hellos);
+    let mut net = Net::beginning_at(control_plane.begins_at(), cell, truth, seed);
+    control_plane.begin(&mut net);
+    idle(&mut net.network, control_plane, 0.0);
+    control_plane.join(&mut net.network, hellos);
     net
 }
 
 /// Lets what runs beside the job go on until a moment, while the job has nothing under way.
-pub fn idle<B: ControlPlane>(network: &mut Network<Token<B::Token>>, beside: &mut B, until: f64) {
+pub fn idle<B: ControlPlane>(network: &mut Network<Token<B::Token>>, control_plane: &mut B, until: f64) {
     while let Some(what) = network.advance_before(until) {
         let what = match what {
-            Happened::Delivered(Token::Other(token)) => Happened::Delivered(token),
-            Happened::Timer(Token::Other(token)) => Happened::Timer(token),
+            NetworkEvent::Delivered(Token::Other(token)) => NetworkEvent::Delivered(token),
+            NetworkEvent::Timer(Token::Other(token)) => NetworkEvent::Timer(token),
             _ => continue,
         };
-        beside.happened(network, what);
+        control_plane.handle(network, what);
     }
 }
 
 /// How far a run is of use.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Goal {
+pub struct RunUntil {
     /// Once the smoothed curve of test losses has reached this, no more are taken.
     pub target: f64,
     /// Nor after so many seconds.
@@ -189,7 +189,7 @@ pub struct Goal {
     pub is_whole: bool,
 }
 
-impl Goal {
+impl RunUntil {
     /// Everything of a run is of use.
     pub const WHOLE: Self = Self { target: f64::NEG_INFINITY, late_s: f64::INFINITY, is_whole: true };
 
@@ -207,12 +207,12 @@ pub fn run<B: ControlPlane>(
     data: &Arc<Data>,
     seed: u64,
     initial: Strategy,
-    beside: &mut B,
-    goal: Goal,
+    control_plane: &mut B,
+    goal: RunUntil,
 ) -> Result<AdaptiveRun> {
     let mut trainers = Trainers::new(cell, truth, data, seed, initial)?;
-    let mut net = begin(cell, truth, seed, trainers.hellos()?, beside);
-    let mut around = JobContext { net: &mut net, beside };
+    let mut net = begin(cell, truth, seed, trainers.hellos()?, control_plane);
+    let mut context = JobContext { net: &mut net, control_plane };
     let first = Switch { step: 0, at_s: 0.0, version: 0, strategy: initial.to_string() };
     // As curves of fixed settings are recorded.
     let loss = |trainers: &mut Trainers<'_>| fixed::rounded(fixed::finite(trainers.test().loss));
@@ -220,12 +220,12 @@ pub fn run<B: ControlPlane>(
     let mut ran = AdaptiveRun { switches: vec![first], losses, ..AdaptiveRun::default() };
     let (mut now, mut tested, mut syncs, mut is_seen) = (0.0, 0.0, Vec::new(), false);
     while trainers.step() < cell.steps && (goal.is_whole || !is_seen) {
-        let Some(ticked) = trainers.tick(&mut around)? else {
+        let Some(ticked) = trainers.tick(&mut context)? else {
             ran.diverged = true;
             break;
         };
-        ran.spend(&ticked, ticked.ended - now, around.beside.bytes() - tested);
-        tested = around.beside.bytes();
+        ran.spend(&ticked, ticked.ended - now, context.control_plane.bytes() - tested);
+        tested = context.control_plane.bytes();
         now = ticked.ended;
         if ticked.tick.trial.is_none() {
             ran.ends.push(now);
@@ -244,9 +244,10 @@ pub fn run<B: ControlPlane>(
     if trainers.step() >= cell.steps || ran.diverged {
         ran.accuracy = Some(trainers.test().accuracy);
     }
-    let (predicted, changes) = (beside.predictions(), cell.changes(now));
-    ran.predictions = ran.kept(&predicted, &syncs, &changes);
-    ran.predictions.extend(ran.believed(&predicted, &syncs, &changes));
+    ran.problems = trainers.problems();
+    let (predicted, changes) = (control_plane.predictions(), cell.changes(now));
+    ran.predictions = ran.rate_decisions(&predicted, &syncs, &changes);
+    ran.predictions.extend(ran.rate_looks(&predicted, &syncs, &changes));
     Ok(ran)
 }
 
@@ -276,7 +277,7 @@ impl AdaptiveRun {
 
     /// Promises of decisions that came into force, each with the mean of `syncs`, a value for each step, over the steps until another
     /// one does or the network changes.
-    fn kept(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
+    fn rate_decisions(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
         let predicted = |prediction: &Prediction| {
             let at = self.switches.iter().position(|switch| Some(switch.version) == prediction.version)?;
             let Switch { step, at_s, ref strategy, .. } = self.switches[at];
@@ -298,7 +299,7 @@ impl AdaptiveRun {
 
     /// Of each time from a change of the network to the next one or to a switch: what the newest look of its first half predicted of the
     /// strategy in force, with the mean of `syncs` over the steps of its second half.
-    fn believed(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
+    fn rate_looks(&self, predictions: &[Prediction], syncs: &[f64], changes: &[f64]) -> Vec<RatedPrediction> {
         let end = self.ends.last().copied().unwrap_or(0.0);
         let predicted = |(at, from): (usize, &f64)| {
             let in_force = self.switches.iter().rfind(|switch| switch.at_s <= *from)?;
@@ -356,11 +357,11 @@ impl ControlPlane for Script {
         self.job = hellos.into_iter().next().map(|hello| hello.job);
     }
 
-    fn happened(&mut self, _: &mut Network<Token<()>>, _: Happened<()>) {
+    fn handle(&mut self, _: &mut Network<Token<()>>, _: NetworkEvent<()>) {
         self.ordered += 1;
     }
 
-    fn says(&mut self, _: &mut Network<Token<()>>, _: usize, _: FromTrainer) {}
+    fn report(&mut self, _: &mut Network<Token<()>>, _: usize, _: FromTrainer) {}
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {
         if rank > 0 || self.taken == self.ordered {
@@ -410,10 +411,10 @@ mod tests {
             look(31.0, other, 5.0),
         ];
         let syncs: Vec<f64> = (0..34).map(f64::from).collect();
-        let rated = ran.believed(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]);
+        let rated = ran.rate_looks(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]);
         let rated: Vec<_> = rated.iter().map(|p| (p.at_s, p.predicted_s, p.true_s)).collect();
         // Halves at 13 and 32 s: steps 13 to 15 (that from 13 to 14 s is number 13), and 32 and 33.
         assert_eq!(rated, [(12.5, 2.0, 14.0), (31.0, 5.0, 32.5)]);
-        assert_eq!(ran.kept(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]).len(), 1, "the decision");
+        assert_eq!(ran.rate_decisions(&looks, &syncs, &[10.0, 20.0, 30.0, 40.0]).len(), 1, "the decision");
     }
 }

@@ -249,6 +249,12 @@ impl Cell {
         self.phases.iter().fold(0.0, |seconds, phase| seconds + phase.seconds)
     }
 
+    /// The phase of a moment, in seconds since the start, by its place in the cell.
+    pub(crate) fn phase_at(&self, seconds: f64) -> usize {
+        let within = seconds % self.cycle_s();
+        self.phases().take_while(|(begins, _)| *begins <= within).count().saturating_sub(1)
+    }
+
     /// When the network changes, up to a moment, in seconds since the start.
     pub fn changes(&self, until: f64) -> Vec<f64> {
         let cycle_s = self.cycle_s();

@@ -7,6 +7,7 @@ use crate::ranks::Model;
 use crate::steps::Stragglers;
 use anyhow::Result;
 use flexcomm_truth::coefficients::Coefficients;
+use flexcomm_truth::network::WITHIN_MACHINE;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -210,8 +211,10 @@ pub fn drawn() -> Vec<Cell> {
 /// Compressors that differ from machine to machine in how long they take beside each other.
 const COMPRESSORS: [&str; 8] = ["fp16", "bf16", "eightbit", "qsgd", "powersgd", "topk", "lwtopk", "mstopk"];
 
-/// Of a NIC, at most.
-const MOST_MBIT: f64 = 1e5;
+/// Of a NIC, at most; where ranks share it, half of what they have among themselves.
+fn most_mbit(cell: &Cell) -> f64 {
+    if cell.ranks_per_nic > 1 { WITHIN_MACHINE * 8e-6 / 2.0 } else { 1e5 }
+}
 /// Seconds of a step, at most: a run's 1,500 steps take less than five hours then, and with phases of half an hour dense's budget three
 /// phases.
 const LONGEST_STEP_S: f64 = 10.0;
@@ -227,9 +230,10 @@ fn step_s(phase_s: f64, steps: u64) -> f64 {
 pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
     let ratio = drawn.communication_ratio;
     let own = drawn.model.network().parameters() as f64;
-    // What the ranks' cores take for a byte must fit into the ratio, too: each value is received twice.
-    let software = 8.0 * truth.software.byte_s;
-    let values_per_second = (drawn.values_factor * own / drawn.compute_s).min(0.3 * ratio / software);
+    // What the ranks' cores and the widest NIC take for a byte must fit into the ratio, too: each value is received twice.
+    let most_mbit = most_mbit(drawn);
+    let least = 8.0 * truth.software.byte_s.max(8e-6 / most_mbit);
+    let values_per_second = (drawn.values_factor * own / drawn.compute_s).min(0.3 * ratio / least);
     let widest = drawn.phases.iter().map(|phase| phase.up_mbit.max(phase.down_mbit)).fold(0.0, f64::max);
     let cell = |compute_s: f64, mbit: f64| {
         let mut cell = Cell { compute_s: rounded(compute_s), ..drawn.clone() };
@@ -244,9 +248,9 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
         cell
     };
     let longest = step_s(drawn.phase_s, drawn.steps).max(drawn.phase_s / 20.0).min(LONGEST_STEP_S) / (1.0 + ratio);
-    let fastest = fixed::dense_transfers(&cell(drawn.compute_s, MOST_MBIT), truth)?;
+    let fastest = fixed::dense_transfers(&cell(drawn.compute_s, most_mbit), truth)?;
     let compute_s = drawn.compute_s.max((fastest / (0.7 * ratio)).min(longest));
-    let (mut low, mut high) = (-1.0, MOST_MBIT.log10());
+    let (mut low, mut high) = (-1.0, most_mbit.log10());
     for _ in 0..14 {
         let middle = (low + high) / 2.0;
         let slow = fixed::dense_transfers(&cell(compute_s, 10f64.powf(middle)), truth)? > ratio * compute_s;

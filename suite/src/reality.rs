@@ -99,7 +99,7 @@ impl Side {
         self.phases.resize(cell.phases.len(), (0.0, 0));
         let mut from = 0.0;
         for &end in ends {
-            let (seconds, steps) = &mut self.phases[phase_at(cell, from)];
+            let (seconds, steps) = &mut self.phases[cell.phase_at(from)];
             (*seconds, *steps) = (*seconds + end - from, *steps + 1);
             from = end;
         }
@@ -113,16 +113,6 @@ impl Side {
     fn phase_ms(&self, phase: usize) -> Option<f64> {
         self.phases.get(phase).filter(|(_, steps)| *steps > 0).map(|(seconds, steps)| 1e3 * seconds / f64::from(*steps))
     }
-}
-
-/// The phase of a moment, by its place in the cell.
-fn phase_at(cell: &Cell, seconds: f64) -> usize {
-    let mut left = seconds % cell.phases.iter().map(|phase| phase.seconds).sum::<f64>();
-    let within = |phase: &crate::cells::Phase| {
-        left -= phase.seconds;
-        left < 0.0
-    };
-    cell.phases.iter().position(within).unwrap_or(cell.phases.len() - 1)
 }
 
 /// Plays the experiment's settings through the truth.
@@ -275,7 +265,7 @@ mod tests {
     #[test]
     fn steps_are_of_the_phase_in_which_they_begin() {
         let cell = cell();
-        assert_eq!([0.0, 29.9, 30.0, 59.9, 60.0, 95.0].map(|at| phase_at(&cell, at)), [0, 0, 1, 1, 0, 1]);
+        assert_eq!([0.0, 29.9, 30.0, 59.9, 60.0, 95.0].map(|at| cell.phase_at(at)), [0, 0, 1, 1, 0, 1]);
         let mut side = Side::default();
         side.add(&cell, &[10.0, 20.0, 29.0, 50.0, 61.0], 2.5).unwrap();
         assert!((side.mean_s() - 24.5).abs() < 1e-9);

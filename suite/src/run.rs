@@ -1,6 +1,6 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, AdaptiveRun, Experiments, Goal, TimedOrder};
+use crate::adaptive::{self, AdaptiveRun, Experiments, RunUntil, TimedOrder};
 use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
@@ -36,7 +36,7 @@ pub struct Wanted {
     /// Its seed.
     pub seed: u64,
     /// How far it is of use.
-    pub goal: Goal,
+    pub goal: RunUntil,
     /// Who decides.
     pub who: Decider,
 }
@@ -54,8 +54,9 @@ pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wante
         Decider::Flexcomm => {
             let config = RawConfig::default().validate().context("use the controller's defaults")?;
             let mut agents = Agents::new(cell, truth, config)?;
-            let ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents, goal)?;
-            Ok(AdaptiveRun { problems: agents.problems(), ..ran })
+            let mut ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents, goal)?;
+            ran.problems.extend(agents.problems());
+            Ok(ran)
         }
         Decider::Oracle(script) | Decider::Random(script) => {
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
@@ -323,7 +324,7 @@ impl Suite {
         let data = self.library.data.of(cell.world)?;
         // Only of flexcomm's runs is the final accuracy asked for.
         let (target, is_whole) = (record.baselines.target(seed)?, who == Decider::Flexcomm);
-        let goal = Goal { target, late_s: record.baselines.counts_until(seed)?, is_whole };
+        let goal = RunUntil { target, late_s: record.baselines.counts_until(seed)?, is_whole };
         let wanted = Wanted { seed, goal, who: who.clone() };
         let adapted = match unless_panicked(|| (self.decided)(&cell, &self.truth, data, wanted)) {
             Ok(ran) => adapted(record, seed, ran)?,

@@ -42,12 +42,12 @@ pub struct JobContext<'a, B: ControlPlane> {
     /// With its clock.
     pub net: &'a mut Net<B::Token>,
     /// Who gets what trainers report.
-    pub beside: &'a mut B,
+    pub control_plane: &'a mut B,
 }
 
 impl<B: ControlPlane> JobContext<'_, B> {
-    fn say(&mut self, rank: usize, messages: impl IntoIterator<Item = FromTrainer>) {
-        messages.into_iter().for_each(|message| self.beside.says(&mut self.net.network, rank, message));
+    fn send(&mut self, rank: usize, messages: impl IntoIterator<Item = FromTrainer>) {
+        messages.into_iter().for_each(|message| self.control_plane.report(&mut self.net.network, rank, message));
     }
 }
 
@@ -90,6 +90,7 @@ pub struct Trainers<'a> {
     starts: Vec<f64>,
     step_rng: ChaCha8Rng,
     trial_rng: ChaCha8Rng,
+    problems: Vec<String>,
 }
 
 /// What a tick was.
@@ -151,6 +152,7 @@ impl<'a> Trainers<'a> {
             starts: vec![0.0; world],
             step_rng: cell.rng(seed, Chance::Steps),
             trial_rng: cell.rng(seed, Chance::Trials),
+            problems: Vec::new(),
             model,
         })
     }
@@ -163,6 +165,13 @@ impl<'a> Trainers<'a> {
     /// Over all images that are held out.
     pub fn test(&mut self) -> Test {
         self.ranks.test()
+    }
+
+    /// Orders that could not be followed.
+    pub fn problems(&self) -> Vec<String> {
+        let invalid = self.orders.rejected();
+        let invalid = (invalid > 0).then(|| format!("{invalid} orders were not valid"));
+        self.problems.iter().cloned().chain(invalid).collect()
     }
 
     /// The training, to look at.
@@ -197,8 +206,8 @@ impl<'a> Trainers<'a> {
     }
 
     /// One step of training, or one iteration of a trial. None where training has ended: the ranks refused what is not finite.
-    pub fn tick<B: ControlPlane>(&mut self, around: &mut JobContext<'_, B>) -> Result<Option<Ticked>> {
-        self.take_orders(around.beside);
+    pub fn tick<B: ControlPlane>(&mut self, context: &mut JobContext<'_, B>) -> Result<Option<Ticked>> {
+        self.take_orders(context.control_plane);
         let tick = self.control.begin();
         let verdicts = self.verdicts();
         if self.control.announces() {
@@ -217,8 +226,8 @@ impl<'a> Trainers<'a> {
         // Steps of training meet the same stragglers, however many trials come between them.
         let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
         let plan = self.timeline.step(&of, rng)?;
-        let JobContext { net, beside } = around;
-        let mut others = |network: &mut _, what| beside.happened(network, what);
+        let JobContext { net, control_plane } = context;
+        let mut others = |network: &mut _, what| control_plane.handle(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
         let costs: Vec<Costs> =
             (0..self.each.len()).map(|rank| costs(&plan, &times.ranks[rank], &stepped, rank)).collect();
@@ -233,20 +242,20 @@ impl<'a> Trainers<'a> {
                     self.ranks.restore(&trial.saved);
                 }
             }
-            _ => self.after_step(&tick, &costs, &stepped, around)?,
+            _ => self.after_step(&tick, &costs, &stepped, context)?,
         }
         let answers = self.collect(&verdicts)?;
-        self.take_samples(&samples, around)?;
+        self.take_samples(&samples, context)?;
         let change = self.control.finish(Duration::from_secs_f64(took), &answers);
-        let switched = self.change(change, around);
+        let switched = self.change(change, context);
         let ended = self.starts.iter().copied().fold(0.0, f64::max);
         Ok(Some(Ticked { tick, ended, costs, shadows_s: shadows.iter().sum(), switched }))
     }
 
     /// What arrived from the agents since the last tick; only rank 0's counts.
-    fn take_orders(&mut self, beside: &mut impl ControlPlane) {
+    fn take_orders(&mut self, control_plane: &mut impl ControlPlane) {
         for rank in 0..self.each.len() {
-            if let Some(orders) = beside.orders(rank).filter(|_| rank == 0) {
+            if let Some(orders) = control_plane.orders(rank).filter(|_| rank == 0) {
                 self.orders.put(&orders);
             }
         }
@@ -255,7 +264,10 @@ impl<'a> Trainers<'a> {
             let offered = COLLECTIVES.contains(&strategy.collective().as_str());
             offered && strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
         };
-        self.orders.offer(self.control.agreement(), true, runs);
+        if let Some(refused) = self.orders.offer(self.control.agreement(), true, runs) {
+            self.problems
+                .push(format!("decision {} orders {}, which cannot run here", refused.version, refused.strategy));
+        }
     }
 
     /// What the control group carries in the tick that has begun.
@@ -301,7 +313,7 @@ impl<'a> Trainers<'a> {
         tick: &Tick,
         costs: &[Costs],
         stepped: &Stepped,
-        around: &mut JobContext<'_, B>,
+        context: &mut JobContext<'_, B>,
     ) -> Result<()> {
         let is_sampled = self.control.is_sampled();
         for (rank, costs) in costs.iter().enumerate() {
@@ -318,7 +330,7 @@ impl<'a> Trainers<'a> {
                 }
             }
             messages.extend(shadows.end_step().and_then(|gains| telemetry.shadows(&gains)));
-            around.say(rank, messages);
+            context.send(rank, messages);
         }
         self.watching = true;
         Ok(())
@@ -337,14 +349,14 @@ impl<'a> Trainers<'a> {
     }
 
     /// On rank 0.
-    fn take_samples<B: ControlPlane>(&mut self, samples: &[Vec<u8>], around: &mut JobContext<'_, B>) -> Result<()> {
+    fn take_samples<B: ControlPlane>(&mut self, samples: &[Vec<u8>], context: &mut JobContext<'_, B>) -> Result<()> {
         if samples.is_empty() {
             return Ok(());
         }
         let Trainer { telemetry, leader_shadows, .. } = &mut self.each[0];
         leader_shadows.receive(samples, self.ranks.buckets(0).map(|(bucket, _)| bucket))?;
         if self.control.reports_samples() {
-            around.say(0, telemetry.shadows(&leader_shadows.gains()));
+            context.send(0, telemetry.shadows(&leader_shadows.gains()));
         }
         Ok(())
     }
@@ -361,17 +373,17 @@ impl<'a> Trainers<'a> {
         verdicts.iter().map(answer).collect::<Option<_>>().context("read what a rank says of a trial")
     }
 
-    fn change<B: ControlPlane>(&mut self, change: Change, around: &mut JobContext<'_, B>) -> Option<InForce> {
+    fn change<B: ControlPlane>(&mut self, change: Change, context: &mut JobContext<'_, B>) -> Option<InForce> {
         match change {
             Change::Switched(in_force) => {
                 for rank in 0..self.each.len() {
                     let now = self.now(rank);
-                    around.say(rank, self.each[rank].telemetry.applied(&in_force, now));
+                    context.send(rank, self.each[rank].telemetry.applied(&in_force, now));
                 }
                 return Some(*in_force);
             }
             Change::TrialStarts(plan) => self.start_trial(&plan),
-            Change::TrialEnds(cause) => self.end_trial(cause, around),
+            Change::TrialEnds(cause) => self.end_trial(cause, context),
             // No rank refuses a trial or leaves one, and nobody ends the job before its last step.
             Change::None | Change::TrialRefused(..) | Change::TrialLeft | Change::Stop => {}
         }
@@ -388,12 +400,12 @@ impl<'a> Trainers<'a> {
         self.trial = Some(Running { saved: self.ranks.save(), averages, finite: vec![true; self.each.len()] });
     }
 
-    fn end_trial<B: ControlPlane>(&mut self, cause: Option<AbortCause>, around: &mut JobContext<'_, B>) {
+    fn end_trial<B: ControlPlane>(&mut self, cause: Option<AbortCause>, context: &mut JobContext<'_, B>) {
         let Some(Running { saved, averages, .. }) = self.trial.take() else { return };
         self.ranks.restore(&saved);
         for (rank, averages) in averages.into_iter().enumerate() {
             let report = averages.finish((&self.job, Rank(rank as u32)), cause, self.now(rank));
-            around.say(rank, [self.each[rank].telemetry.trial(report)]);
+            context.send(rank, [self.each[rank].telemetry.trial(report)]);
         }
     }
 }

@@ -3,7 +3,9 @@
 
 use flexcomm_compression::Sizes;
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
-use flexcomm_suite::adaptive::{self, AdaptiveRun, ControlPlane, Experiments, Goal, Prediction, Script, TimedOrder};
+use flexcomm_suite::adaptive::{
+    self, AdaptiveRun, ControlPlane, Experiments, Prediction, RunUntil, Script, TimedOrder,
+};
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::families;
 use flexcomm_suite::fixed;
@@ -12,7 +14,7 @@ use flexcomm_suite::score;
 use flexcomm_trainer::MESSAGE_BYTES;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
-use flexcomm_truth::network::{Happened, Network};
+use flexcomm_truth::network::{Network, NetworkEvent};
 use flexcomm_wire::{
     DecisionOrder, FromTrainer, Hello, JobOrders, JobSeen, ReportBody, StepRecord, TrialOrder, TrialReport,
 };
@@ -40,8 +42,8 @@ fn data() -> Arc<Data> {
     Arc::new(Data::synthetic(WORLD))
 }
 
-fn run<B: ControlPlane>(cell: &Cell, initial: &str, beside: &mut B) -> AdaptiveRun {
-    adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), beside, Goal::WHOLE).unwrap()
+fn run<B: ControlPlane>(cell: &Cell, initial: &str, control_plane: &mut B) -> AdaptiveRun {
+    adaptive::run(cell, &Coefficients::frozen(), &data(), 1, strategy(initial), control_plane, RunUntil::WHOLE).unwrap()
 }
 
 /// Orders what it is told to at given times, and writes down what it hears.
@@ -64,12 +66,12 @@ impl ControlPlane for Recorder {
         self.hellos = hellos;
     }
 
-    fn happened(&mut self, _: &mut Network<Token<usize>>, what: Happened<usize>) {
-        let Happened::Timer(index) = what else { panic!("{what:?}") };
+    fn handle(&mut self, _: &mut Network<Token<usize>>, what: NetworkEvent<usize>) {
+        let NetworkEvent::Timer(index) = what else { panic!("{what:?}") };
         self.ready = Some(self.orders[index].1.clone());
     }
 
-    fn says(&mut self, network: &mut Network<Token<usize>>, rank: usize, message: FromTrainer) {
+    fn report(&mut self, network: &mut Network<Token<usize>>, rank: usize, message: FromTrainer) {
         assert!(network.now() > 0.0);
         self.said.push((rank, message));
     }
@@ -146,8 +148,9 @@ fn ranks_wait_for_the_message_that_is_due_unless_a_script_orders() {
     truth.software.rendezvous = false;
     let message_s = MESSAGE_BYTES as f64 / (0.05e6 / 8.0);
     let dense = Strategy::DENSE_RING;
-    let ordered = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Script::new(Vec::new()), Goal::WHOLE).unwrap();
-    let agreed = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Recorder::default(), Goal::WHOLE).unwrap();
+    let ordered =
+        adaptive::run(&cell, &truth, &data(), 1, dense, &mut Script::new(Vec::new()), RunUntil::WHOLE).unwrap();
+    let agreed = adaptive::run(&cell, &truth, &data(), 1, dense, &mut Recorder::default(), RunUntil::WHOLE).unwrap();
     assert!(ordered.ends[2] < 0.5, "{:?}", ordered.ends);
     // Rank 0 sends it to both others in each of the first steps.
     let longer = agreed.ends[2] - ordered.ends[2];
@@ -304,9 +307,9 @@ fn a_run_ends_once_its_target_is_seen() {
         adaptive::run(&cell, &truth, &data, 1, Strategy::DENSE_RING, script, goal).unwrap()
     };
     let reached = |ran: &AdaptiveRun, target| score::steps_to(&score::smooth(&fixed::points(&ran.losses)), target);
-    let whole = run(Goal::WHOLE);
+    let whole = run(RunUntil::WHOLE);
     let target = score::smooth(&fixed::points(&whole.losses))[2].loss * 1.001;
-    let goal = Goal { target, late_s: f64::INFINITY, is_whole: false };
+    let goal = RunUntil { target, late_s: f64::INFINITY, is_whole: false };
     let ended = run(goal);
     assert_eq!(reached(&ended, target), reached(&whole, target));
     assert_eq!(
@@ -315,8 +318,8 @@ fn a_run_ends_once_its_target_is_seen() {
         "the target is at 50 steps, and smoothing looks one ahead"
     );
     assert_eq!(ended.ends, whole.ends[..75]);
-    let trained_on = run(Goal { is_whole: true, ..goal });
+    let trained_on = run(RunUntil { is_whole: true, ..goal });
     assert_eq!((trained_on.losses.len(), &trained_on.ends, trained_on.accuracy), (4, &whole.ends, whole.accuracy));
-    let late = run(Goal { target: 0.0, late_s: whole.ends[30], ..goal });
+    let late = run(RunUntil { target: 0.0, late_s: whole.ends[30], ..goal });
     assert_eq!(late.ends.len(), 50);
 }

@@ -9,7 +9,7 @@ use flexcomm_suite::ranks::{Data, Model, Ranks, Recipe, Stepped};
 use flexcomm_suite::{families, score};
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
-use flexcomm_truth::network::Happened;
+use flexcomm_truth::network::NetworkEvent;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ fn phases_go_on_for_ever() {
     for (at, expected) in [(500.01, 0.005), (500.11, 0.05)] {
         let mut net: Net<()> = Net::new(&cell, &payload_alone(), 1);
         net.network.timer(at, Token::Other(()));
-        assert_eq!(net.network.advance(), Some(Happened::Timer(Token::Other(()))));
+        assert_eq!(net.network.advance(), Some(NetworkEvent::Timer(Token::Other(()))));
         net.network.send(net.mesh.groups[0][0][1].unwrap(), 5e4, Token::Other(()));
         assert!(net.network.advance().is_some());
         assert!((net.network.now() - at - expected).abs() < 1e-3, "{}", net.network.now());
@@ -147,7 +147,7 @@ fn a_credit_goes_at_the_peak_and_the_rest_at_the_rate() {
     let took = |cell: &Cell, mbytes: f64| {
         let mut net: Net<()> = Net::new(cell, &payload_alone(), 1);
         net.network.send(net.mesh.groups[0][0][1].unwrap(), mbytes * 1e6, Token::Other(()));
-        assert_eq!(net.network.advance(), Some(Happened::Delivered(Token::Other(()))));
+        assert_eq!(net.network.advance(), Some(NetworkEvent::Delivered(Token::Other(()))));
         net.network.now()
     };
     let near = |seconds: f64, expected: f64| assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");

@@ -37,22 +37,6 @@ impl Tcp {
     }
 }
 
-impl Default for Tcp {
-    /// Linux: ten segments of 1448 bytes, retransmission timeouts of 200 ms at least. 66 bytes of heads (Ethernet, IP, TCP with
-    /// timestamps) with each segment, and an acknowledgement of as many bytes for every second one.
-    fn default() -> Self {
-        Self {
-            segment_bytes: 1448.0,
-            overhead_bytes: 99.0,
-            initial_segments: 10.0,
-            window_bytes: 6e6,
-            timeout_s: 0.2,
-            tail_loss_share: 0.3,
-            stack_s: 30e-6,
-        }
-    }
-}
-
 /// Everything that a cell does not say.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

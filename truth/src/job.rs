@@ -1,6 +1,6 @@
 //! A step of a job: every rank does its part in order, and launches collectives that go on beside it.
 
-use crate::network::{ConnectionId, Happened, Network};
+use crate::network::{ConnectionId, Network, NetworkEvent};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -229,7 +229,7 @@ struct Segment {
 }
 
 /// What takes what is not the job's.
-pub type Others<'a, T> = dyn FnMut(&mut Network<Token<T>>, Happened<T>) + 'a;
+pub type Others<'a, T> = dyn FnMut(&mut Network<Token<T>>, NetworkEvent<T>) + 'a;
 
 /// A step that cannot end: nothing is left that could happen. Completes "failed to ...".
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -271,24 +271,24 @@ pub fn run<T: Copy>(
             let collective = run.ranks[rank].collectives.iter().position(|state| !state.ended);
             return Err(Stuck { rank, collective: collective.unwrap_or_default() });
         };
-        let (Happened::Timer(token) | Happened::Delivered(token)) = what;
+        let (NetworkEvent::Timer(token) | NetworkEvent::Delivered(token)) = what;
         run.pending -= usize::from(!matches!(token, Token::Other(_)));
         match what {
-            Happened::Timer(Token::Computed(rank)) => run.did(rank, run.network.now()),
-            Happened::Timer(Token::Begun { rank, collective }) => run.begun(rank, collective),
-            Happened::Timer(Token::Received(at)) => {
+            NetworkEvent::Timer(Token::Computed(rank)) => run.did(rank, run.network.now()),
+            NetworkEvent::Timer(Token::Begun { rank, collective }) => run.begun(rank, collective),
+            NetworkEvent::Timer(Token::Received(at)) => {
                 run.ranks[at.rank].collectives[at.collective].segments[at.segment as usize].busy = false;
                 run.collective(at.rank, at.collective);
             }
-            Happened::Delivered(Token::Message { to, of }) => {
+            NetworkEvent::Delivered(Token::Message { to, of }) => {
                 *run.ranks[to].arrived.entry(of).or_default() += 1;
                 run.collective(to, of.collective);
             }
-            Happened::Delivered(Token::Ready { to, by, of }) => run.ready(to, by, of),
-            Happened::Timer(Token::Other(token)) => others(run.network, Happened::Timer(token)),
-            Happened::Delivered(Token::Other(token)) => others(run.network, Happened::Delivered(token)),
-            Happened::Timer(Token::Message { .. } | Token::Ready { .. })
-            | Happened::Delivered(Token::Computed(_) | Token::Begun { .. } | Token::Received(_)) => {}
+            NetworkEvent::Delivered(Token::Ready { to, by, of }) => run.ready(to, by, of),
+            NetworkEvent::Timer(Token::Other(token)) => others(run.network, NetworkEvent::Timer(token)),
+            NetworkEvent::Delivered(Token::Other(token)) => others(run.network, NetworkEvent::Delivered(token)),
+            NetworkEvent::Timer(Token::Message { .. } | Token::Ready { .. })
+            | NetworkEvent::Delivered(Token::Computed(_) | Token::Begun { .. } | Token::Received(_)) => {}
         }
     }
     Ok(Times { ranks: run.ranks.into_iter().map(|rank| rank.times).collect() })

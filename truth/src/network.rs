@@ -43,9 +43,9 @@ pub type PortId = usize;
 /// Number of a connection.
 pub type ConnectionId = usize;
 
-/// What happened.
+/// What the network reports as its clock advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happened<T> {
+pub enum NetworkEvent<T> {
     /// The last byte of a message arrived.
     Delivered(T),
     /// A timer ran out.
@@ -54,7 +54,7 @@ pub enum Happened<T> {
 
 /// What the kernels of both ends know of a connection (`tcp_info`).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Counted {
+pub struct TcpInfo {
     /// Bytes that have left.
     pub sent: f64,
     /// Bytes that wait to leave.
@@ -123,18 +123,18 @@ struct PortState {
 }
 
 #[derive(Debug)]
-enum Event<T> {
+enum Scheduled<T> {
     Connection { id: ConnectionId, plan: u64 },
     Change { port: PortId },
     Empty { port: PortId, plan: u64 },
-    Happened(Happened<T>),
+    Event(NetworkEvent<T>),
 }
 
 #[derive(Debug)]
 struct Queued<T> {
     at: f64,
     order: u64,
-    event: Event<T>,
+    event: Scheduled<T>,
 }
 
 impl<T> PartialEq for Queued<T> {
@@ -168,7 +168,7 @@ pub struct Network<T> {
 }
 
 /// What of a port is not given to a connection yet.
-struct Left {
+struct Remaining {
     port: PortId,
     /// Bytes per second.
     rate: f64,
@@ -176,14 +176,14 @@ struct Left {
     flows: f64,
 }
 
-impl Left {
+impl Remaining {
     fn each(&self) -> f64 {
         if self.flows > 0.0 { self.rate / self.flows } else { f64::INFINITY }
     }
 }
 
 /// Bytes per second of a connection without ports: what a kernel copies.
-const WITHIN_MACHINE: f64 = 4e9;
+pub const WITHIN_MACHINE: f64 = 4e9;
 
 /// Of a port's buffer, what long-lived flows of others keep in its queue. Flows that halve their windows at a loss leave a queue
 /// between empty and full, those that shrink them by 0.7 (CUBIC), and several that do so at different times, between half full and
@@ -259,12 +259,12 @@ impl<T: Copy> Network<T> {
         self.now
     }
 
-    /// A [`Happened::Timer`] at a moment, now where that is past.
+    /// A [`NetworkEvent::Timer`] at a moment, now where that is past.
     pub fn timer(&mut self, at: f64, token: T) {
-        self.push(at.max(self.now), Event::Happened(Happened::Timer(token)));
+        self.push(at.max(self.now), Scheduled::Event(NetworkEvent::Timer(token)));
     }
 
-    /// Hands a message to a connection; [`Happened::Delivered`] when its last byte arrives.
+    /// Hands a message to a connection; [`NetworkEvent::Delivered`] when its last byte arrives.
     pub fn send(&mut self, id: ConnectionId, bytes: f64, token: T) {
         let now = self.now;
         self.connections[id].queue.push_back(Message { left: bytes.max(1.0), token });
@@ -286,7 +286,7 @@ impl<T: Copy> Network<T> {
     /// A single packet, which waits behind what is queued in the ports: echoes and small messages without a connection.
     pub fn datagram(&mut self, id: ConnectionId, bytes: f64, token: T) {
         let delay = self.connections[id].latency.at(self.now) + self.queueing(id, bytes);
-        self.push(self.now + delay, Event::Happened(Happened::Delivered(token)));
+        self.push(self.now + delay, Scheduled::Event(NetworkEvent::Delivered(token)));
     }
 
     /// Closes a connection on which nothing waits, and opens it again: what it knows of the way is forgotten.
@@ -299,7 +299,7 @@ impl<T: Copy> Network<T> {
     }
 
     /// What a look at a connection shows.
-    pub fn counted(&self, id: ConnectionId) -> Counted {
+    pub fn tcp_info(&self, id: ConnectionId) -> TcpInfo {
         let Connection { queue, rate, settled, sent, window, .. } = &self.connections[id];
         let (path_s, since) = (self.path_s(id), rate * (self.now - settled));
         // Windows of a kernel go on growing while the link holds the stream up, until packets queue; here they stop at what fits.
@@ -310,43 +310,43 @@ impl<T: Copy> Network<T> {
         let most = self.connections[id].path.iter().map(buffer_s).fold(0.0, f64::max);
         let queueing_s = self.queueing(id, 0.0).max(if held_up { path_s.min(most) } else { 0.0 });
         let waiting: f64 = queue.iter().map(|message| message.left).sum();
-        Counted { sent: sent + since, waiting: (waiting - since).max(0.0), path_s, round_trip_s: path_s + queueing_s }
+        TcpInfo { sent: sent + since, waiting: (waiting - since).max(0.0), path_s, round_trip_s: path_s + queueing_s }
     }
 
     /// The next thing that happens, and the clock is there. None when nothing is left.
-    pub fn advance(&mut self) -> Option<Happened<T>> {
+    pub fn advance(&mut self) -> Option<NetworkEvent<T>> {
         self.next(f64::INFINITY)
     }
 
     /// The same, as far as it happens before a moment. None when nothing does, and the clock is at the moment.
-    pub fn advance_before(&mut self, moment: f64) -> Option<Happened<T>> {
-        let happened = self.next(moment);
-        if happened.is_none() {
+    pub fn advance_before(&mut self, moment: f64) -> Option<NetworkEvent<T>> {
+        let event = self.next(moment);
+        if event.is_none() {
             self.now = self.now.max(moment);
         }
-        happened
+        event
     }
 
-    fn next(&mut self, before: f64) -> Option<Happened<T>> {
+    fn next(&mut self, before: f64) -> Option<NetworkEvent<T>> {
         while self.events.peek().is_some_and(|next| next.at < before)
             && let Some(Queued { at, event, .. }) = self.events.pop()
         {
             self.now = at;
             match event {
-                Event::Happened(happened) => return Some(happened),
-                Event::Connection { id, plan } if self.connections[id].plan == plan => self.look(id),
-                Event::Change { port } => {
+                Scheduled::Event(event) => return Some(event),
+                Scheduled::Connection { id, plan } if self.connections[id].plan == plan => self.look(id),
+                Scheduled::Change { port } => {
                     self.queue_change(port);
                     self.share(&[port]);
                 }
-                Event::Empty { port, plan } if self.ports[port].plan == plan => self.share(&[port]),
-                Event::Connection { .. } | Event::Empty { .. } => {}
+                Scheduled::Empty { port, plan } if self.ports[port].plan == plan => self.share(&[port]),
+                Scheduled::Connection { .. } | Scheduled::Empty { .. } => {}
             }
         }
         None
     }
 
-    fn push(&mut self, at: f64, event: Event<T>) {
+    fn push(&mut self, at: f64, event: Scheduled<T>) {
         self.order += 1;
         self.events.push(Queued { at, order: self.order, event });
     }
@@ -355,7 +355,7 @@ impl<T: Copy> Network<T> {
         let Port { rate, competitors, .. } = &self.ports[port].port;
         let next = [rate, competitors].into_iter().filter_map(|trace| trace.next_change(self.now)).reduce(f64::min);
         if let Some(at) = next {
-            self.push(at, Event::Change { port });
+            self.push(at, Scheduled::Change { port });
         }
     }
 
@@ -481,7 +481,7 @@ impl<T: Copy> Network<T> {
         connection.rate = 0.0;
         connection.plan += 1;
         let plan = connection.plan;
-        self.push(until, Event::Connection { id, plan });
+        self.push(until, Scheduled::Connection { id, plan });
     }
 
     fn leave_ports(&mut self, id: ConnectionId) {
@@ -538,7 +538,7 @@ impl<T: Copy> Network<T> {
             let way = connection.latency.at(now) + self.tcp.stack_s / 2.0 + queued;
             let arrival = (now + way).max(connection.last_arrival);
             connection.last_arrival = arrival;
-            self.push(arrival, Event::Happened(Happened::Delivered(message.token)));
+            self.push(arrival, Scheduled::Event(NetworkEvent::Delivered(message.token)));
         }
         let connection = &mut self.connections[id];
         if connection.queue.is_empty() {
@@ -589,7 +589,7 @@ impl<T: Copy> Network<T> {
             (false, true) => left,
             (false, false) => left.min(connection.window_left),
         };
-        self.push(now + (bytes / rate).max(LEAST_SECONDS), Event::Connection { id, plan });
+        self.push(now + (bytes / rate).max(LEAST_SECONDS), Scheduled::Connection { id, plan });
     }
 
     /// Shares out the ports that are tied to these by connections, max-min, and plans anew.
@@ -628,9 +628,9 @@ impl<T: Copy> Network<T> {
     fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
         let whole = |&port: &PortId| {
             let flows = self.others(port) + self.ports[port].sending.len() as f64;
-            Left { port, rate: self.capacity(port), flows }
+            Remaining { port, rate: self.capacity(port), flows }
         };
-        let mut left: Vec<Left> = ports.iter().map(whole).collect();
+        let mut left: Vec<Remaining> = ports.iter().map(whole).collect();
         let mut open = connections.clone();
         let paces: Vec<(ConnectionId, f64)> = open.iter().filter_map(|&id| Some((id, self.pace(id)?))).collect();
         open.iter().for_each(|&id| self.connections[id].paced = false);
@@ -677,7 +677,7 @@ impl<T: Copy> Network<T> {
         let (plan, drain) = (state.plan, state.load - rate);
         if state.port.burst.is_some() && drain > 0.0 && state.tokens > LEAST_BYTES {
             let at = self.now + state.tokens / drain;
-            self.push(at, Event::Empty { port, plan });
+            self.push(at, Scheduled::Empty { port, plan });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of a job against what can be worked out by hand.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use flexcomm_truth::coefficients::Tcp;
+use flexcomm_truth::coefficients::{Coefficients, Tcp};
 use flexcomm_truth::job::{Collective, Do, Mesh, Program, Round, Send, Software, Step, Stuck, Token, run};
 use flexcomm_truth::network::{Network, Port};
 use flexcomm_truth::trace::Trace;
@@ -12,7 +12,13 @@ use std::sync::Arc;
 const NO_SOFTWARE: Software = Software::plain(0.0, 0.0, 0.0);
 
 fn job(n: usize, rate: f64, latency: f64) -> (Network<Token<()>>, Mesh) {
-    let tcp = Tcp { stack_s: 0.0, overhead_bytes: 0.0, initial_segments: 1e9, window_bytes: 1e15, ..Tcp::default() };
+    let tcp = Tcp {
+        stack_s: 0.0,
+        overhead_bytes: 0.0,
+        initial_segments: 1e9,
+        window_bytes: 1e15,
+        ..Coefficients::frozen().tcp
+    };
     let port = Port { rate: Trace::constant(rate), competitors: Trace::constant(0.0), buffer: 1e12, burst: None };
     let mut network = Network::new(tcp, vec![port; 2 * n], ChaCha8Rng::seed_from_u64(1));
     let mut connect = |from: usize, to: usize| {

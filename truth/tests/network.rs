@@ -1,15 +1,15 @@
 //! What transfers take, against what can be worked out by hand.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use flexcomm_truth::coefficients::Tcp;
-use flexcomm_truth::network::{Burst, Happened, Network, Port};
+use flexcomm_truth::coefficients::{Coefficients, Tcp};
+use flexcomm_truth::network::{Burst, Network, NetworkEvent, Port};
 use flexcomm_truth::trace::{Step, Trace};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 fn tcp() -> Tcp {
-    Tcp { stack_s: 0.0, overhead_bytes: 0.0, ..Tcp::default() }
+    Tcp { stack_s: 0.0, overhead_bytes: 0.0, ..Coefficients::frozen().tcp }
 }
 
 /// A window that nothing here uses up.
@@ -28,7 +28,7 @@ fn network(tcp: Tcp, ports: Vec<Port>) -> Network<u32> {
 /// When each message arrives, in the order of arrival.
 fn arrivals(network: &mut Network<u32>) -> Vec<(u32, f64)> {
     let mut all = Vec::new();
-    while let Some(Happened::Delivered(token)) = network.advance() {
+    while let Some(NetworkEvent::Delivered(token)) = network.advance() {
         all.push((token, network.now()));
     }
     all
@@ -93,14 +93,14 @@ fn echoes_messages_and_looks_see_the_queue_of_others_alike() {
     let connection = network.connect(vec![0], Trace::constant(0.01), Trace::constant(0.01));
     let echo = |network: &mut Network<u32>, at: f64| {
         network.timer(at, 1);
-        assert_eq!(network.advance(), Some(Happened::Timer(1)));
+        assert_eq!(network.advance(), Some(NetworkEvent::Timer(1)));
         network.datagram(connection, 100.0, 2);
-        assert_eq!(network.advance(), Some(Happened::Delivered(2)));
+        assert_eq!(network.advance(), Some(NetworkEvent::Delivered(2)));
         network.now() - at - 0.01 - 1e-4
     };
     let queue_s = 0.75 * 2e5 / 1e6;
     let look = |network: &Network<u32>, queue_s: f64| {
-        let counted = network.counted(connection);
+        let counted = network.tcp_info(connection);
         assert!(near(counted.path_s, 0.02) && near(counted.round_trip_s, 0.02 + queue_s), "{counted:?}");
     };
     assert!(near(echo(&mut network, 0.5), 0.0));
@@ -109,7 +109,7 @@ fn echoes_messages_and_looks_see_the_queue_of_others_alike() {
     assert!(near(echo(&mut network, 2.0), queue_s));
     look(&network, queue_s);
     network.timer(3.0, 3);
-    assert_eq!(network.advance(), Some(Happened::Timer(3)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(3)));
     network.send(connection, 1e5, 4);
     network.datagram(connection, 100.0, 5);
     look(&network, queue_s);
@@ -153,7 +153,7 @@ fn others_use_up_the_credit_of_a_token_bucket() {
     let mut network = network(wide(), vec![crowded]);
     let connection = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
     network.timer(2.0, 1);
-    assert_eq!(network.advance(), Some(Happened::Timer(1)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(1)));
     network.send(connection, 1e5, 2);
     // Half of the rate, and a queue of 0.75 MB.
     assert!(near(arrivals(&mut network)[0].1, 2.0 + 2.0 + 7.5));
@@ -172,7 +172,7 @@ fn windows_double_per_round_trip_and_halve_while_idle() {
     let after = arrivals(&mut network)[0].1;
     assert!((after - 2.5 * rtt - 1.0 * rtt).abs() < 0.6 * rtt, "{after}");
     network.timer(after + 2.0, 9);
-    assert_eq!(network.advance(), Some(Happened::Timer(9)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(9)));
     let began = network.now();
     network.send(connection, 7.0 * window, 3);
     assert!((arrivals(&mut network)[0].1 - began - 2.5 * rtt).abs() < 1e-6);
@@ -197,7 +197,7 @@ fn a_credit_comes_back_at_the_rate_of_its_time() {
     network.send(connection, 1e6, 1);
     assert!(near(arrivals(&mut network)[0].1, 1.0), "all of the credit");
     network.timer(2.1, 2);
-    assert_eq!(network.advance(), Some(Happened::Timer(2)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(2)));
     network.send(connection, 3e5, 3);
     // 0.1 MB in one second and 0.09 MB in a tenth came back: they last for 0.19 / 0.9 s at the peak.
     let fast_s = 0.19 / 0.9;
@@ -240,16 +240,16 @@ proptest! {
             network.timer(at, 1000 + token as u32);
         }
         let (mut arrived, mut last) = (Vec::new(), 0.0f64);
-        while let Some(happened) = network.advance() {
+        while let Some(handle) = network.advance() {
             prop_assert!(network.now() >= last);
             last = network.now();
-            match happened {
-                Happened::Timer(token) => {
+            match handle {
+                NetworkEvent::Timer(token) => {
                     let token = token - 1000;
                     let (pair, bytes, _) = sorted[token as usize];
                     network.send(connections[pair], bytes, token);
                 }
-                Happened::Delivered(token) => arrived.push((token, network.now())),
+                NetworkEvent::Delivered(token) => arrived.push((token, network.now())),
             }
         }
         prop_assert_eq!(arrived.len(), sorted.len());
@@ -300,17 +300,17 @@ fn a_look_at_a_connection_shows_what_left_and_whether_the_link_holds_it_up() {
     network.send(connection, 1e6, 1);
     network.timer(0.03, 2);
     network.timer(0.5, 3);
-    assert_eq!(network.advance(), Some(Happened::Timer(2)));
-    let slow_start = network.counted(connection);
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(2)));
+    let slow_start = network.tcp_info(connection);
     assert!(near(slow_start.sent, 14_480.0) && near(slow_start.round_trip_s, 0.04), "{slow_start:?}");
-    assert_eq!(network.advance(), Some(Happened::Timer(3)));
-    let full = network.counted(connection);
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(3)));
+    let full = network.tcp_info(connection);
     assert!(
         near(full.sent + full.waiting, 1e6) && full.sent > 4e5 && full.round_trip_s >= 2.0 * full.path_s,
         "{full:?}"
     );
-    assert!(matches!(network.advance(), Some(Happened::Delivered(1))));
-    assert!(near(network.counted(connection).sent, 1e6) && network.counted(connection).round_trip_s == 0.04);
+    assert!(matches!(network.advance(), Some(NetworkEvent::Delivered(1))));
+    assert!(near(network.tcp_info(connection).sent, 1e6) && network.tcp_info(connection).round_trip_s == 0.04);
     // A window of many segments is forgotten by a connection that is opened again.
     let took = |network: &mut Network<u32>| {
         let from = network.now();
@@ -339,7 +339,7 @@ fn a_largest_window_goes_once_per_round_trip() {
     // 10.5 windows: nine and a half round trips, and then the last window.
     assert!(near(at(3), 0.9), "1 % of the port is the other's: {times:?}");
     assert!(near(at(2), 0.95 + 1e6 / 1e9 + 0.05), "{times:?}");
-    assert!(near(network.counted(far).sent, 1.05e7));
+    assert!(near(network.tcp_info(far).sent, 1.05e7));
     assert!(at(1) < at(2) && at(1) > 0.95 + 0.05, "{times:?}");
     let mut many = Network::new(tcp, vec![port(1e9)], ChaCha8Rng::seed_from_u64(1));
     let far = many.connect(vec![0], Trace::constant(0.05), Trace::constant(0.05));
@@ -353,9 +353,9 @@ fn heads_and_acknowledgements_take_their_part_of_a_port() {
     let mut network = network(Tcp { overhead_bytes: 144.8, ..wide() }, vec![port(1e6)]);
     let id = network.connect(vec![0], Trace::constant(0.0), Trace::constant(0.0));
     network.send(id, 1e6, 7);
-    assert_eq!(network.advance(), Some(Happened::Delivered(7)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Delivered(7)));
     assert!((network.now() - 1.1).abs() < 1e-6, "{}", network.now());
-    assert!((network.counted(id).sent - 1e6).abs() < 1.0);
+    assert!((network.tcp_info(id).sent - 1e6).abs() < 1.0);
 }
 
 /// A clock that begins before 0 finds everything as it is at 0, and stands at the moment to which it is led.
@@ -373,11 +373,11 @@ fn a_clock_may_begin_before_the_traces_do() {
             assert_eq!(network.now(), at);
             network.send(id, 1e5, token);
             let arrived = network.advance_before(at + 0.9);
-            assert_eq!(arrived, Some(Happened::Delivered(token)));
+            assert_eq!(arrived, Some(NetworkEvent::Delivered(token)));
         }
         let within = network.now() - begins;
         network.send(id, 1e7 - begins * 1e6, 4);
-        assert_eq!(network.advance(), Some(Happened::Delivered(4)));
+        assert_eq!(network.advance(), Some(NetworkEvent::Delivered(4)));
         (within, network.now())
     };
     let ((within, end), (sooner_within, sooner_end)) = (arrive(0.0), arrive(-20.0));
@@ -392,9 +392,9 @@ fn a_late_clock_goes_on() {
     let mut network = network(Tcp { window_bytes: 6e6, ..tcp() }, vec![port(12.5e9)]);
     let id = network.connect(vec![0], Trace::constant(1e-4), Trace::constant(1e-4));
     network.timer(1e6, 0);
-    assert_eq!(network.advance(), Some(Happened::Timer(0)));
+    assert_eq!(network.advance(), Some(NetworkEvent::Timer(0)));
     for number in 1..200 {
         network.send(id, 1e7 / f64::from(number).sqrt() + 0.3, number);
-        assert_eq!(network.advance(), Some(Happened::Delivered(number)));
+        assert_eq!(network.advance(), Some(NetworkEvent::Delivered(number)));
     }
 }

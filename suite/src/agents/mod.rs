@@ -28,7 +28,7 @@ use flexcomm_domain::NodeName;
 use flexcomm_probes::echo::LEN;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job;
-use flexcomm_truth::network::{ConnectionId, Happened, Network};
+use flexcomm_truth::network::{ConnectionId, Network, NetworkEvent};
 use flexcomm_wire::{FromTrainer, Heartbeat, Hello, JobOrders, Register, Registered, Report, ReportAck};
 use node::Node;
 use std::collections::BTreeMap;
@@ -266,7 +266,7 @@ impl Agents {
         since_start.as_secs_f64() + self.begins_at()
     }
 
-    fn handle(&mut self, network: &mut Shared, carries: Carries) {
+    fn deliver(&mut self, network: &mut Shared, carries: Carries) {
         let began = self.begins_at();
         let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
         let message = match carries {
@@ -320,19 +320,19 @@ impl ControlPlane for Agents {
     fn join(&mut self, network: &mut Shared, hellos: Vec<Hello>) {
         self.warm_bytes = self.spent.test_bytes;
         for (rank, hello) in hellos.into_iter().enumerate() {
-            self.says(network, rank, FromTrainer::Hello(hello));
+            self.report(network, rank, FromTrainer::Hello(hello));
         }
     }
 
-    fn happened(&mut self, network: &mut Shared, what: Happened<Token>) {
-        let (Happened::Delivered(Token(carries)) | Happened::Timer(Token(carries))) = what;
-        self.handle(network, carries);
+    fn handle(&mut self, network: &mut Shared, what: NetworkEvent<Token>) {
+        let (NetworkEvent::Delivered(Token(carries)) | NetworkEvent::Timer(Token(carries))) = what;
+        self.deliver(network, carries);
     }
 
-    fn says(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
+    fn report(&mut self, network: &mut Shared, rank: usize, message: FromTrainer) {
         let began = self.begins_at();
         let Self { cell, nodes, connections, in_flight, spent, .. } = self;
-        nodes[cell.nic(rank)].says(&mut NodeContext { network, began, connections, in_flight, spent }, rank, message);
+        nodes[cell.nic(rank)].report(&mut NodeContext { network, began, connections, in_flight, spent }, rank, message);
     }
 
     fn orders(&mut self, rank: usize) -> Option<JobOrders> {

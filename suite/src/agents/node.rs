@@ -196,7 +196,7 @@ impl Node {
     }
 
     /// The trainer of one of its ranks says something.
-    pub(super) fn says(&mut self, context: &mut NodeContext<'_>, rank: usize, message: FromTrainer) {
+    pub(super) fn report(&mut self, context: &mut NodeContext<'_>, rank: usize, message: FromTrainer) {
         let trainer = self.trainers.entry(rank).or_default();
         match trainer.session.message(message) {
             Ok(Event::Joined(seen)) => {
@@ -488,7 +488,7 @@ impl Node {
 
     /// What the kernel counts of a connection of the job.
     fn flow(&mut self, context: &NodeContext<'_>, JobConnection { id, peer }: JobConnection) -> Flow {
-        let counted = context.network.counted(id);
+        let counted = context.network.tcp_info(id);
         let least = self.flows.least_s.entry(id).or_insert(f64::INFINITY);
         *least = least.min(counted.path_s);
         Flow {

@@ -98,7 +98,7 @@ impl Test {
         };
         connections.network.reopen(connections.out);
         connections.network.reopen(connections.back);
-        test.say(connections, true, Frame::HandshakeRequest(HANDSHAKES));
+        test.send_frame(connections, true, Frame::HandshakeRequest(HANDSHAKES));
         test
     }
 
@@ -106,7 +106,7 @@ impl Test {
         job::Token::Other(Token(Carries::Test(connections.client, self.number, frame)))
     }
 
-    fn say(&self, connections: &mut TestConnections<'_>, to_server: bool, frame: Frame) {
+    fn send_frame(&self, connections: &mut TestConnections<'_>, to_server: bool, frame: Frame) {
         let (way, token) = (if to_server { connections.out } else { connections.back }, self.token(connections, frame));
         connections.network.datagram(way, FRAME_BYTES, token);
     }
@@ -116,12 +116,12 @@ impl Test {
         let now = connections.now;
         match frame {
             Frame::HandshakeRequest(1) => self.receive(connections),
-            Frame::HandshakeRequest(left) => self.say(connections, false, Frame::HandshakeReply(left)),
+            Frame::HandshakeRequest(left) => self.send_frame(connections, false, Frame::HandshakeReply(left)),
             Frame::HandshakeReply(left) => {
                 if left == HANDSHAKES {
                     self.rtt_s = now - self.begun;
                 }
-                self.say(connections, true, Frame::HandshakeRequest(left - 1));
+                self.send_frame(connections, true, Frame::HandshakeRequest(left - 1));
             }
             Frame::Begin => {
                 let (out, back) = self.plan.shares();
@@ -153,7 +153,7 @@ impl Test {
     fn receive(&mut self, connections: &mut TestConnections<'_>) {
         let now = nanos(connections.now);
         self.receiving = Some(Receiving::new(now, self.plan.time_limit_s(), self.rtt_s));
-        self.say(connections, self.is_back, Frame::Begin);
+        self.send_frame(connections, self.is_back, Frame::Begin);
     }
 
     /// Both sides look at what there is to do.
@@ -172,7 +172,7 @@ impl Test {
         }
         if receiving.wants_stop(nanos(now)) && self.sent.is_none() && !self.is_stopped {
             self.is_stopped = true;
-            self.say(connections, self.is_back, Frame::Stop);
+            self.send_frame(connections, self.is_back, Frame::Stop);
         }
         None
     }
@@ -183,7 +183,7 @@ impl Test {
         let piece = (self.plan.budget_bytes() / 2 / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
         while let Some(sending) = &mut self.sending {
             let bytes = sending.allowance(now).min(piece);
-            if bytes == 0 || connections.network.counted(way).waiting >= NOT_SENT {
+            if bytes == 0 || connections.network.tcp_info(way).waiting >= NOT_SENT {
                 break;
             }
             sending.wrote(bytes);
@@ -193,7 +193,7 @@ impl Test {
         let is_over = self.sending.as_ref().is_some_and(|sending| sending.allowance(now) == 0);
         if is_over && !self.is_sent {
             self.is_sent = true;
-            self.say(connections, to_server, Frame::Done);
+            self.send_frame(connections, to_server, Frame::Done);
         }
     }
 
@@ -201,7 +201,7 @@ impl Test {
     fn received(&mut self, connections: &mut TestConnections<'_>) -> Option<Outcome> {
         self.found = self.receiving.take().and_then(|receiving| receiving.rate());
         if !self.is_back {
-            self.say(connections, false, Frame::Report);
+            self.send_frame(connections, false, Frame::Report);
             return None;
         }
         self.result.back = self.direction();

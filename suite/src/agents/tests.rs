@@ -100,7 +100,7 @@ impl Bench {
             let step = timeline.step(&of, &mut rng).unwrap();
             let Self { net, agents, .. } = &mut self;
             let software = Coefficients::frozen().software;
-            let others = &mut |network: &mut Shared, what| agents.happened(network, what);
+            let others = &mut |network: &mut Shared, what| agents.handle(network, what);
             let times = job::run(&mut net.network, &net.mesh, software, &step.step, &starts, others).unwrap();
             for (rank, times) in times.ranks.iter().enumerate() {
                 self.stepped(rank, number, (times.ended - times.began) * 1e6);
@@ -160,7 +160,7 @@ impl Bench {
         };
         let (rank, steps) = (rank as u32, vec![record]);
         say.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: strategy.into(), steps }));
-        say.into_iter().for_each(|message| self.agents.says(&mut self.net.network, rank as usize, message));
+        say.into_iter().for_each(|message| self.agents.report(&mut self.net.network, rank as usize, message));
     }
 
     /// The newest report of each link that had arrived at a time.
