@@ -193,7 +193,7 @@ impl Embedded {
     pub fn trials(&self, job: &JobId) -> Result<Vec<AskedTrial>, String> {
         let rows = self.runtime.block_on(self.app.store.trials(job, TRIALS as u32));
         let rows = rows.map_err(|error| format!("failed to {error}"))?;
-        Ok(rows.into_iter().rev().map(asked).collect())
+        Ok(rows.iter().rev().map(asked).collect())
     }
 
     /// What the passes found of a job, oldest first.
@@ -264,14 +264,14 @@ fn made(row: HistoryRow) -> Result<MadeDecision, String> {
     })
 }
 
-fn asked(row: TrialRow) -> AskedTrial {
+fn asked(row: &TrialRow) -> AskedTrial {
     AskedTrial {
         id: row.id,
         at: since_start(row.asked),
-        candidates: row.candidates,
+        candidates: row.candidates.clone(),
         iterations: row.iterations,
-        why: row.why,
+        why: row.why.clone(),
         ended: row.ended.map(since_start),
-        aborted: row.aborted,
+        aborted: row.aborted.clone(),
     }
 }

@@ -75,6 +75,9 @@ pub const SNAPSHOT_PAGE_BYTES: usize = 4 << 20;
 /// Snapshots in one answer of a list: each comes with its report.
 pub const SNAPSHOT_PAGE: u32 = 100;
 
+/// Trials whose results make a job's profile: candidates of older ones have been tried again since.
+pub const PROFILE_TRIALS: u32 = 8;
+
 /// Trials kept per job.
 pub const TRIALS: u64 = 500;
 

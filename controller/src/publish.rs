@@ -113,17 +113,18 @@ fn probes(app: &App, node: &NodeRow, nodes: &[NodeRow], live: &[NodeName]) -> Pr
 /// The orders of every running job, by node that has ranks of it.
 async fn job_orders(app: &App) -> Result<BTreeMap<NodeName, Vec<JobOrders>>> {
     let mut all: BTreeMap<NodeName, Vec<JobOrders>> = BTreeMap::new();
-    for job in app.store.running_jobs().await? {
+    for job in app.store.running_jobs().await?.iter() {
         // A damaged one is not published; the job's agents keep what they have.
         let decision = app.store.decision(&job.job).await?;
-        let trial = app.store.trials(&job.job, 1).await?.into_iter().find(|t| t.state == "pending");
+        let trials = app.store.trials(&job.job, 1).await?;
+        let trial = trials.iter().find(|t| t.state == "pending");
         let orders = JobOrders {
             job: job.job.clone(),
             decision: decision.map(|row| DecisionOrder { run: job.run, ..(&row.decision).into() }),
             trial: trial.map(|t| flexcomm_wire::TrialOrder {
                 run: job.run,
                 id: t.id,
-                candidates: t.candidates.into_iter().map(Into::into).collect(),
+                candidates: t.candidates.iter().copied().map(Into::into).collect(),
                 iterations: t.iterations,
                 budget_ms: t.budget_ms,
             }),

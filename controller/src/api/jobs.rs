@@ -64,7 +64,8 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let steps = if running {
         recent_steps(app, &row.job, &sight).await?
     } else {
-        RecentSteps { newest: measure::job_step(&app.store.step_spans(&row.job).await?), ..RecentSteps::default() }
+        let spans = app.store.step_spans(&row.job).await?;
+        RecentSteps { newest: measure::job_step(&spans), ..RecentSteps::default() }
     };
     let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
@@ -137,7 +138,7 @@ pub(super) async fn trials(State(app): Shared, Query(page): Query<Page>, Job(row
     let limit = page.limit(PAGE_DEFAULT);
     let reports = app.store.trial_reports(&row.job, limit).await?;
     let rows = app.store.trials(&row.job, limit).await?;
-    Ok(Json(rows.into_iter().map(|row| views::trial(row, &reports)).collect()))
+    Ok(Json(rows.iter().map(|row| views::trial(row, &reports)).collect()))
 }
 
 pub(super) async fn intervals(
@@ -283,7 +284,7 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
 
 /// What the next look at a job would decide on.
 async fn snapshot(app: &App, job: &JobRow) -> Result<flexcomm_planner::Snapshot, ApiError> {
-    Ok(gather(app, job, &app.store.ranks(&job.job).await?).await?.snapshot)
+    Ok(Arc::unwrap_or_clone(gather(app, job, &app.store.ranks(&job.job).await?).await?.snapshot))
 }
 
 /// One candidate per way of selecting and ratio, by the collective that the last look found fastest for it; of ratios as many as fit

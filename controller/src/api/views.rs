@@ -165,15 +165,15 @@ pub(super) fn look(status: &JobStatus) -> Option<SnapshotEntry> {
     Some(entry(snapshot.version().0, recorded.map_err(|error| error.to_string())))
 }
 
-pub(super) fn trial(row: TrialRow, reports: &[TrialReportRow]) -> TrialView {
+pub(super) fn trial(row: &TrialRow, reports: &[TrialReportRow]) -> TrialView {
     let leader = reports.iter().find(|r| r.id == row.id && r.rank == 0);
     let outcomes: Vec<TrialOutcome> = leader.map(|r| r.outcomes.clone()).unwrap_or_default();
     TrialView {
         id: row.id,
         asked_at: rfc3339(row.asked),
-        state: row.state,
-        candidates: row.candidates.into_iter().map(Into::into).collect(),
+        state: row.state.clone(),
+        candidates: row.candidates.iter().copied().map(Into::into).collect(),
         outcomes,
-        aborted: row.aborted.or_else(|| leader.and_then(|r| r.aborted.clone())),
+        aborted: row.aborted.clone().or_else(|| leader.and_then(|r| r.aborted.clone())),
     }
 }

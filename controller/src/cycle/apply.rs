@@ -31,7 +31,7 @@ async fn put(
 ) -> Result<(), CycleError> {
     let report = json(&decision.job, &outcome.report)?;
     let memory = json(&decision.job, &outcome.memory)?;
-    let snapshot = json(&decision.job, &gathered.snapshot)?;
+    let snapshot = json(&decision.job, &*gathered.snapshot)?;
     let new = NewDecision { decision, seed, report: &report, memory: &memory, snapshot: &snapshot };
     app.store.put_decision(&gathered.job, &new).await?;
     let (job, version, strategy) = (&decision.job, decision.version, decision.strategy);

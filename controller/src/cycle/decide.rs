@@ -6,6 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::{CycleError, Gathered};
 use crate::app::App;
@@ -38,7 +39,7 @@ pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, Cycle
     let Some(claimed_s) = decided.outcome.report.contradicted_s else { return Ok(decided) };
     for node in asymmetric(&gathered.claims, &gathered.nodes) {
         let Ok(links) = matrix(&without_claims_of(&gathered.claims, &node), &gathered.nodes) else { continue };
-        let snapshot = Snapshot { links: Some(links), ..gathered.snapshot.clone() };
+        let snapshot = Arc::new(Snapshot { links: Some(links), ..Snapshot::clone(&gathered.snapshot) });
         let without = solve(app, &snapshot, gathered.now).await?;
         if without.outcome.report.contradicted_s.is_none() {
             let what = format!(
@@ -58,13 +59,13 @@ fn panicked(job: &JobId, panic: &(dyn Any + Send)) -> CycleError {
     CycleError::Solver { job: job.to_string(), why: format!("it panicked: {}", said.unwrap_or("without a message")) }
 }
 
-async fn solve(app: &App, snapshot: &Snapshot, now: Timestamp) -> Result<Decided, CycleError> {
+async fn solve(app: &App, snapshot: &Arc<Snapshot>, now: Timestamp) -> Result<Decided, CycleError> {
     let seed = seed(&snapshot.job, snapshot.version());
     if app.clock.is_given() {
         let outcome = catch_unwind(AssertUnwindSafe(|| seeded(snapshot, now, seed)));
         return outcome.map(|outcome| Decided { outcome, seed }).map_err(|panic| panicked(&snapshot.job, &*panic));
     }
-    let snapshot = snapshot.clone();
+    let snapshot = Arc::clone(snapshot);
     let job = snapshot.job.to_string();
     let outcome = tokio::task::spawn_blocking(move || seeded(&snapshot, now, seed)).await;
     let outcome = outcome.map_err(|e| CycleError::Solver { job, why: e.to_string() })?;

@@ -4,21 +4,19 @@ use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, JobId, NodeName
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::profiles::profiles;
 use crate::app::App;
 use crate::doubts::Doubt;
-use crate::limits::MEASURED_STEPS;
+use crate::limits::{MEASURED_STEPS, PROFILE_TRIALS};
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge};
-use crate::measure::{self, Doubted, WholeStep};
+use crate::measure::{self, Doubted, StepSpan, WholeStep};
 use crate::missing::Sight;
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
 
 /// Steps read back: what is measured over two decisions, and what a few seconds of telemetry bring at once.
 const LOOK_BACK: u64 = 4 * MEASURED_STEPS as u64;
-
-/// Trials whose results make the profile: candidates of older ones have been tried again since.
-const PROFILE_TRIALS: u32 = 8;
 
 /// One job at one moment.
 #[derive(Debug, Clone)]
@@ -26,7 +24,7 @@ pub struct Gathered {
     /// The job.
     pub job: JobRow,
     /// For the planner.
-    pub snapshot: Snapshot,
+    pub snapshot: Arc<Snapshot>,
     /// The links that its matrix is of.
     pub claims: LinkMap,
     /// The node of each rank; empty while not all ranks are there.
@@ -86,7 +84,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let size = (job.gradient_values, job.world as usize);
     let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
-    let snapshot = Snapshot {
+    let snapshot = Arc::new(Snapshot {
         backend: job.backend.clone(),
         offer: offer(ranks, job.gradient_values, &mut waiting),
         kinds: job.kinds.clone(),
@@ -102,7 +100,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
         config: app.config.planner.clone(),
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
-    };
+    });
     let trial = ended(&trials, &reports);
     let nodes = nodes.unwrap_or_default();
     Ok(Gathered { job: job.clone(), snapshot, claims, nodes, steps, trial, waiting, doubts, now })
@@ -121,8 +119,9 @@ pub struct RecentSteps {
 
 /// The newest steps of the ranks whose agents live.
 pub async fn recent_steps(app: &App, job: &JobId, sight: &Sight) -> Result<RecentSteps> {
-    let mut spans = app.store.step_spans(job).await?;
-    spans.retain(|rank, _| sight.expected.contains(rank));
+    let spans = app.store.step_spans(job).await?;
+    let expected = spans.iter().filter(|(rank, _)| sight.expected.contains(rank));
+    let spans: BTreeMap<u32, StepSpan> = expected.map(|(rank, span)| (*rank, *span)).collect();
     let newest = measure::job_step(&spans);
     let mut doubted = measure::astray(&spans, &sight.expected);
     let counts = |doubted: &[Doubted], rank: u32| doubted.iter().all(|d| d.rank != rank);

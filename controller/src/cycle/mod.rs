@@ -1,7 +1,9 @@
 //! The decision loop: gather, decide, check, apply, record; for every job, again and again.
 //!
-//! One task that keeps nothing of its own: each pass asks the store for everything, which reads anew what was written since,
-//! so that a restart or a missed wake-up costs nothing. A job that fails does not stop the others.
+//! One task without state of its own: each pass asks the store for everything that it needs, so that a restart or a missed wake-up
+//! costs nothing. The store answers from memory what it has read before, and never with stale values: all writes are its own, and
+//! each discards what was read of the tables that it changes (`store/read_cache.rs`); of a job's steps it reads those that are new
+//! (`store/steps.rs`), and the fitted coefficients are those that it stored last. A job that fails does not stop the others.
 
 mod apply;
 mod check;
@@ -102,7 +104,7 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     app.statuses.lock().retain(|job, _| runs(job));
     app.missing.lock().retain(runs);
     app.doubts.lock().retain(runs);
-    let each = futures_util::stream::iter(jobs).map(|job| one_job(app, job));
+    let each = futures_util::stream::iter(jobs.iter().cloned()).map(|job| one_job(app, job));
     let at_once = if app.clock.is_given() { 1 } else { JOBS_AT_ONCE };
     let failed: Vec<CycleError> =
         each.buffer_unordered(at_once).filter_map(|r| std::future::ready(r.err())).collect().await;
@@ -125,7 +127,7 @@ async fn look_for_missing(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<
 /// One pass over a run. Where another one has its name before it ends, what was worked out is dropped: the next pass has
 /// that one.
 async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
-    match one_run(app, job).await {
+    match one_run(app, &job).await {
         Err(CycleError::Store(error @ StoreError::Replaced { .. })) => {
             tracing::debug!(%error, "dropped");
             Ok(())
@@ -134,15 +136,15 @@ async fn one_job(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
     }
 }
 
-async fn one_run(app: &Arc<App>, job: JobRow) -> Result<(), CycleError> {
+async fn one_run(app: &Arc<App>, job: &JobRow) -> Result<(), CycleError> {
     let ranks = app.store.ranks(&job.job).await?;
     if lost(app, &ranks) {
         tracing::info!(job = %job.job, "ended: the agents of its ranks have been silent for long");
-        return Ok(app.store.end_lost(&job, app.clock.now()).await?);
+        return Ok(app.store.end_lost(job, app.clock.now()).await?);
     }
-    look_for_missing(app, &job, &ranks).await?;
-    trials::settle(app, &job).await?;
-    let mut gathered = gather(app, &job, &ranks).await?;
+    look_for_missing(app, job, &ranks).await?;
+    trials::settle(app, job).await?;
+    let mut gathered = gather(app, job, &ranks).await?;
     let decided = decide::decide(app, &mut gathered).await?;
     let refused = check::check(&gathered, &decided.outcome);
     match refused {
@@ -285,9 +287,8 @@ mod tests {
         let t_comp = async |text: &str| {
             let row = app.store.job(&job()).await.unwrap().unwrap();
             let ranks = app.store.ranks(&job()).await.unwrap();
-            let (times, strategy) =
-                (gather(&app, &row, &ranks).await.unwrap().snapshot.times, text.parse::<Strategy>().unwrap());
-            times.t_comp(strategy.selector(), strategy.cr(), (1_000_000, 2))
+            let (gathered, strategy) = (gather(&app, &row, &ranks).await.unwrap(), text.parse::<Strategy>().unwrap());
+            gathered.snapshot.times.t_comp(strategy.selector(), strategy.cr(), (1_000_000, 2))
         };
         let (topk, fp16) = ("topk@0.1/allgather", "fp16/dense-ring");
         let table = [t_comp(topk).await, t_comp(fp16).await];

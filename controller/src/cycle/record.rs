@@ -3,7 +3,6 @@
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
 use flexcomm_planner::{Outcome, Report};
-use std::sync::Arc;
 
 use super::{CycleError, Gathered};
 use crate::app::{App, JobStatus};
@@ -23,7 +22,7 @@ pub async fn record(
     fit(app, &gathered).await?;
     let fitted_trial = fit_trial(app, &gathered, outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
-    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| Arc::new(gathered.snapshot));
+    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| gathered.snapshot);
     let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
     let doubts = app.doubts.lock().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
     let mut statuses = app.statuses.lock();

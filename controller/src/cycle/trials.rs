@@ -15,12 +15,11 @@ const GRACE_S: f64 = 30.0;
 
 /// Ends the pending trial of a job when it is over.
 pub async fn settle(app: &App, job: &JobRow) -> Result<(), CycleError> {
-    let Some(pending) = app.store.trials(&job.job, 1).await?.into_iter().find(|t| t.state == "pending") else {
-        return Ok(());
-    };
+    let newest = app.store.trials(&job.job, 1).await?;
+    let Some(pending) = newest.iter().find(|t| t.state == "pending") else { return Ok(()) };
     let reports = app.store.trial_reports(&job.job, 1).await?;
     let now = app.clock.now();
-    match verdict(&pending, &reports, job.world, now) {
+    match verdict(pending, &reports, job.world, now) {
         None => {}
         Some(aborted) => {
             app.store.end_trial(&job.job, pending.id, aborted.as_deref(), now).await?;

@@ -3,9 +3,10 @@
 use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
 use sqlx::SqliteConnection;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::checksum::{Sealed, intact, sealed};
-use super::kept::Parts;
+use super::read_cache::Tables;
 use super::statement::{row, sql};
 use super::write::{Transaction, Writer};
 use super::{JobRow, Result, Store, StoreError, json, stored};
@@ -158,13 +159,13 @@ impl Store {
             let row: Option<Raw> = sql!("read the decision in force", text, job).fetch_optional(&self.read).await?;
             row.and_then(|row| intact(row.row(self))).transpose()
         };
-        self.reads.decision.get(self.write.written(), job.clone(), read).await
+        self.reads.decision.get(self.write.counters(), job.clone(), read).await
     }
 
     /// The newest version that a job ever had, also of a damaged decision; 0 before the first.
     pub async fn newest_version(&self, job: &JobId) -> Result<Version> {
         let read = async { sql!("read the newest version", NEWEST, job).fetch_one(&self.read).await };
-        self.reads.newest_version.get(self.write.written(), job.clone(), read).await
+        self.reads.newest_version.get(self.write.counters(), job.clone(), read).await
     }
 
     /// The newest `limit` decisions older than version `before`, newest first, with seed and report, without what is
@@ -220,23 +221,23 @@ impl Store {
     }
 
     /// What the planner remembers of a job, as JSON. A damaged row is as good as none: the next look stores it anew.
-    pub async fn planner_memory(&self, job: &JobId) -> Result<Option<String>> {
+    pub async fn planner_memory(&self, job: &JobId) -> Result<Option<Arc<str>>> {
         let read = async {
             let query = sql!("read the planner's memory", "SELECT * FROM planner_memory WHERE job = $1", job);
             let row: Option<Memory> = query.fetch_optional(&self.read).await?;
             let checked = |row: Memory| {
                 let name = || format!("what the planner remembers of job {job}");
-                self.damaged.check(&row, name).map(|()| row.memory)
+                self.damaged.check(&row, name).map(|()| row.memory.into())
             };
             row.and_then(|row| intact(checked(row))).transpose()
         };
-        self.reads.planner_memory.get(self.write.written(), job.clone(), read).await
+        self.reads.planner_memory.get(self.write.counters(), job.clone(), read).await
     }
 
     /// Stores the planner's memory when nothing was decided.
     pub async fn put_planner_memory(&self, run: &JobRow, memory: &str) -> Result<()> {
         let mut tx = self.begin_for(run, "store the planner's memory").await?;
-        tx.parts = Parts::MEMORY;
+        tx.tables = Tables::MEMORY;
         put_memory(&mut tx, &run.job, memory).await?;
         tx.commit().await
     }
@@ -247,6 +248,7 @@ impl Store {
         let mut tx = self.begin_for(run, "store a decision").await?;
         let newest = newest_version(&mut tx, &d.job).await?;
         if d.version <= newest || d.parent != newest {
+            tx.roll_back().await;
             let (job, newest) = (d.job.to_string(), newest.0);
             return Err(StoreError::Fenced { job, version: d.version.0, newest });
         }
@@ -441,7 +443,7 @@ mod tests {
         assert_eq!(history[0].row.decision, decision(2, 1));
         assert_eq!((history[0].seed, history[0].report.as_str()), (u64::MAX, "{\"a\":1}"));
         assert_eq!(store.decision(&job).await.unwrap().unwrap().decision.version, Version(2));
-        assert_eq!(store.planner_memory(&job).await.unwrap().unwrap(), "{}");
+        assert_eq!(store.planner_memory(&job).await.unwrap().as_deref(), Some("{}"));
     }
 
     #[tokio::test]

@@ -2,14 +2,14 @@
 
 use flexcomm_domain::{JobId, NodeName, RunId, Strategy, Timestamp};
 use flexcomm_wire::{
-    AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, RefusedRun, ReportBody, StepsReport, ThroughputReport,
-    TrialReport,
+    AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, PathReport, RefusedRun, ReportBody, StepsReport,
+    ThroughputReport, TrialReport,
 };
 use sqlx::SqliteConnection;
 
 use super::jobs::End;
-use super::kept::Parts;
 use super::links::LinkRow;
+use super::read_cache::Tables;
 use super::statement::sql;
 use super::{Result, Store, StoreError, decisions, jobs, links, scenario, steps as windows, trials};
 use crate::grants::Spent;
@@ -118,34 +118,30 @@ impl Store {
         let text = "BEGIN IMMEDIATE; SELECT instance, acked_seq FROM nodes WHERE node = $1";
         let query = sql!(tx.operation, text, node);
         let owner: Option<(u64, u64)> = query.fetch_optional(&mut *tx).await?;
-        let Some((_, acked_seq)) = owner.filter(|(owner, _)| *owner == instance) else { return Ok(Ingest::Stranger) };
+        let Some((_, acked_seq)) = owner.filter(|(owner, _)| *owner == instance) else {
+            tx.roll_back().await;
+            return Ok(Ingest::Stranger);
+        };
         let mut done = Ingested { acked_seq, ..Ingested::default() };
-        tx.parts = Parts::NONE;
+        tx.tables = Tables::NONE;
         // Links that came one after the other are stored together; all else waits for them.
-        let (mut new, mut put) = (Vec::new(), Vec::new());
+        let (mut links, mut put) = (Vec::new(), Vec::new());
         for report in batch {
             if report.seq <= done.acked_seq {
                 done.repeated += 1;
                 continue;
             }
             if report.seq - done.acked_seq > MAX_SEQ_STEP {
+                tx.roll_back().await;
                 return Ok(Ingest::Jump { from: done.acked_seq, to: report.seq });
             }
             done.acked_seq = report.seq;
-            let is_link = matches!(
-                &report.body,
-                Ok(body @ ReportBody::Link(link)) if link.peer != *node && body.check().is_ok()
-            );
-            let body = match report.body {
-                Ok(ReportBody::Link(link)) if is_link => {
-                    new.push(link);
-                    continue;
-                }
-                body => body,
-            };
-            put.extend(put_links(&mut tx, (node, now), std::mem::take(&mut new), &mut done).await?);
-            tx.parts = tx.parts.and(body.as_ref().map_or(Parts::NONE, parts));
-            let rejected = match store(&mut tx, &Sender { node, live, now }, body).await {
+            let body = report.body.and_then(|body| valid(body, node));
+            if !matches!(body, Ok(ReportBody::Link(_))) {
+                put.extend(put_links(&mut tx, (node, now), std::mem::take(&mut links), &mut done).await?);
+            }
+            tx.tables = tx.tables.and(body.as_ref().map_or(Tables::NONE, tables));
+            let rejected = match store(&mut tx, &Sender { node, live, now }, body, &mut links).await {
                 Ok(news) => {
                     done.news.extend(news.filter(|n| !done.news.contains(n)));
                     continue;
@@ -166,17 +162,14 @@ impl Store {
             scenario::count_rejected(&rejected, now).execute(&mut *tx).await?;
             done.rejected += 1;
         }
-        put.extend(put_links(&mut tx, (node, now), new, &mut done).await?);
-        if !put.is_empty() {
-            tx.parts = tx.parts.and(Parts::LINKS);
-        }
+        put.extend(put_links(&mut tx, (node, now), links, &mut done).await?);
         let text = "UPDATE nodes SET acked_seq = $2 WHERE node = $1; COMMIT";
         let last = sql!(tx.operation, text, node, done.acked_seq);
-        let (written, kept) = (self.write.written(), &self.reads.links);
-        let before = written.stamp(kept.parts());
+        let (counters, cached) = (self.write.counters(), &self.reads.links);
+        let before = counters.stamp(cached.tables());
         let take = || {
-            kept.change(written, before, |known| {
-                if let Some(rows) = known.get_mut(&()).map(Arc::make_mut) {
+            cached.change(counters, before, |values| {
+                if let Some(rows) = values.get_mut(&()).map(Arc::make_mut) {
                     put.into_iter().for_each(|row| links::take(rows, row));
                 }
             });
@@ -192,14 +185,14 @@ impl Ingested {
     }
 }
 
-/// What storing a report writes.
-fn parts(body: &ReportBody) -> Parts {
+/// Tables that storing a report writes at most.
+fn tables(body: &ReportBody) -> Tables {
     match body {
-        ReportBody::Link(_) => Parts::LINKS,
-        ReportBody::Steps(_) => Parts::STEPS,
-        ReportBody::Throughput(_) => Parts::TESTS,
-        ReportBody::Path(_) | ReportBody::Shape(_) => Parts::NONE,
-        _ => Parts::ALL,
+        ReportBody::Link(_) => Tables::LINKS,
+        ReportBody::Steps(_) => Tables::STEPS,
+        ReportBody::Throughput(_) => Tables::TESTS,
+        ReportBody::Path(_) | ReportBody::Shape(_) => Tables::NONE,
+        _ => Tables::ALL,
     }
 }
 
@@ -216,7 +209,7 @@ async fn put_links(
     }
     let all = links::put(db, node, &new, now).await? == new.len();
     for report in new {
-        let known = if all { Ok(()) } else { known_peer(db, node, &report.peer).await };
+        let known = if all { Ok(()) } else { known_peer(db, &report.peer).await };
         match known {
             Ok(()) => rows.push(LinkRow { src: node.clone(), dst: report.peer.clone(), report, received: now }),
             Err(Refusal::Store(error)) => return Err(error),
@@ -234,22 +227,37 @@ async fn put_links(
     Ok(rows)
 }
 
+/// A report of a node whose values are possible ones.
+fn valid(body: ReportBody, node: &NodeName) -> std::result::Result<ReportBody, Rejected> {
+    body.check()?;
+    match &body {
+        ReportBody::Link(LinkReport { peer, .. })
+        | ReportBody::Throughput(ThroughputReport { peer, .. })
+        | ReportBody::Path(PathReport { peer, .. })
+            if peer == node =>
+        {
+            Err(Rejected::new(Reason::BadValue, format!("a link from {node} to itself")))
+        }
+        _ => Ok(body),
+    }
+}
+
+/// Stores a [`valid`] report; a link is left to [`put_links`].
 async fn store(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
     body: std::result::Result<ReportBody, Rejected>,
+    links: &mut Vec<LinkReport>,
 ) -> Stored {
-    let (body, node, now) = (body?, from.node, from.now);
-    body.check().map_err(Rejected::from)?;
-    match body {
+    let (node, now) = (from.node, from.now);
+    match body? {
         ReportBody::Link(r) => {
-            known_peer(db, node, &r.peer).await?;
-            links::put(db, node, &[r], now).await?;
-            JOB
+            links.push(r);
+            Ok(None)
         }
         ReportBody::Throughput(r) => throughput(db, node, &r, now).await,
         ReportBody::Path(r) => {
-            known_peer(db, node, &r.peer).await?;
+            known_peer(db, &r.peer).await?;
             links::put_path(db, node, &r, now).await?;
             Ok(None)
         }
@@ -268,22 +276,16 @@ async fn store(
     }
 }
 
-fn not_itself(node: &NodeName, peer: &NodeName) -> std::result::Result<(), Refusal> {
-    if node == peer { rejected(Reason::BadValue, format!("a link from {node} to itself")) } else { Ok(()) }
-}
-
-fn registered(peer: &NodeName, known: bool) -> std::result::Result<(), Refusal> {
-    if known { Ok(()) } else { rejected(Reason::UnknownNode, format!("node {peer} never registered")) }
-}
-
-async fn known_peer(db: &mut SqliteConnection, node: &NodeName, peer: &NodeName) -> std::result::Result<(), Refusal> {
-    not_itself(node, peer)?;
+async fn known_peer(db: &mut SqliteConnection, peer: &NodeName) -> std::result::Result<(), Refusal> {
     let query = sql!("look up a node", "SELECT EXISTS (SELECT 1 FROM nodes WHERE node = $1)", peer);
-    registered(peer, query.fetch_one(db).await?)
+    if query.fetch_one(db).await? {
+        return Ok(());
+    }
+    rejected(Reason::UnknownNode, format!("node {peer} never registered"))
 }
 
 async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Stored {
-    known_peer(db, node, &r.peer).await?;
+    known_peer(db, &r.peer).await?;
     for (way, bps) in [((node, &r.peer), r.out_bps), ((&r.peer, node), r.back_bps)] {
         if let Some(bps) = bps {
             links::put_test(db, way, bps, now).await?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::checksum::{Sealed, intact, sealed};
-use super::kept::Parts;
+use super::read_cache::Tables;
 use super::statement::{column, row, sql};
 use super::{JobRow, Result, Store, json, stored};
 
@@ -130,13 +130,13 @@ impl Store {
     pub async fn open_interval(&self, job: &JobId) -> Result<Option<OpenInterval>> {
         let text = "SELECT * FROM open_intervals WHERE job = $1";
         let read = async { sql!("read the open interval", text, job).fetch_optional(&self.read).await };
-        self.reads.open_interval.get(self.write.written(), job.clone(), read).await
+        self.reads.open_interval.get(self.write.counters(), job.clone(), read).await
     }
 
     /// Closes intervals and opens the next: all or nothing.
     pub async fn put_intervals(&self, run: &JobRow, closed: &[IntervalRow], open: &OpenInterval) -> Result<()> {
         let mut tx = self.begin_for(run, "store intervals").await?;
-        tx.parts = Parts::MEMORY;
+        tx.tables = Tables::MEMORY;
         for interval in closed {
             put_closed(&mut tx, &run.job, interval).await?;
         }
@@ -152,7 +152,7 @@ impl Store {
     /// Stores the coefficients and which intervals of the job they were now fitted to.
     pub async fn put_fit(&self, job: &JobId, fitted: &[Unfitted], book: &CoefficientBook) -> Result<()> {
         let mut tx = self.write.begin("store the coefficients").await?;
-        tx.parts = Parts::MEMORY;
+        tx.tables = Tables::MEMORY;
         let row = Book { book: json(tx.operation, book)?, seal: None };
         let text = "INSERT OR REPLACE INTO coefficients (id, book, seal) VALUES (1, $1, $2)";
         sql!(tx.operation, text, row.book, row.checksum()).execute(&mut *tx).await?;

@@ -127,7 +127,11 @@ impl Store {
         let text =
             "BEGIN IMMEDIATE; SELECT EXISTS (SELECT 1 FROM jobs WHERE job = $1 AND created_us = $2 AND run IS $3)";
         let holds = sql!(operation, text, run.job, run.created, run.run).fetch_one(&mut *tx).await?;
-        if holds { Ok(tx) } else { Err(StoreError::Replaced { operation, job: run.job.to_string() }) }
+        if holds {
+            return Ok(tx);
+        }
+        tx.roll_back().await;
+        Err(StoreError::Replaced { operation, job: run.job.to_string() })
     }
 
     /// Ends a job whose agents have all been gone for long: its trainers can no longer say that they left.
@@ -157,8 +161,12 @@ impl Store {
         let mut tx = self.write.begin("delete a job").await?;
         let query = sql!(tx.operation, "SELECT ended_us IS NULL FROM jobs WHERE job = $1", job);
         let runs: Option<bool> = query.fetch_optional(&mut *tx).await?;
-        let Some(runs) = runs else { return Ok(Deletion::Unknown) };
+        let Some(runs) = runs else {
+            tx.roll_back().await;
+            return Ok(Deletion::Unknown);
+        };
         if runs && present_ranks(&mut tx, job).await?.iter().any(|(_, node)| live.contains(node)) {
+            tx.roll_back().await;
             return Ok(Deletion::Running);
         }
         forget(&mut tx, job).await?;
@@ -172,9 +180,9 @@ impl Store {
     }
 
     /// The jobs that run, newest first.
-    pub async fn running_jobs(&self) -> Result<Vec<JobRow>> {
-        let read = async { sql!("read the jobs that run", RUNNING).fetch_all(&self.read).await };
-        self.reads.running_jobs.get(self.write.written(), (), read).await
+    pub async fn running_jobs(&self) -> Result<Arc<Vec<JobRow>>> {
+        let read = async { sql!("read the jobs that run", RUNNING).fetch_all(&self.read).await.map(Arc::new) };
+        self.reads.running_jobs.get(self.write.counters(), (), read).await
     }
 
     /// One job.
@@ -186,7 +194,7 @@ impl Store {
     pub async fn ranks(&self, job: &JobId) -> Result<Arc<Vec<RankRow>>> {
         let text = "SELECT * FROM ranks WHERE job = $1 ORDER BY rank";
         let read = async { sql!("read a job's ranks", text, job).fetch_all(&self.read).await.map(Arc::new) };
-        self.reads.ranks.get(self.write.written(), job.clone(), read).await
+        self.reads.ranks.get(self.write.counters(), job.clone(), read).await
     }
 }
 

@@ -5,7 +5,7 @@ use flexcomm_wire::{LinkReport, PathReport};
 use sqlx::{AssertSqlSafe, SqliteConnection};
 use std::sync::Arc;
 
-use super::kept::Parts;
+use super::read_cache::Tables;
 use super::statement::{Statement, ToValue, row, sql};
 use super::{Result, Store, json};
 
@@ -84,14 +84,14 @@ impl Store {
     pub async fn links(&self) -> Result<Arc<Vec<LinkRow>>> {
         let text = "SELECT * FROM links ORDER BY src, dst";
         let read = async { sql!("read the links", text).fetch_all(&self.read).await.map(Arc::new) };
-        self.reads.links.get(self.write.written(), (), read).await
+        self.reads.links.get(self.write.counters(), (), read).await
     }
 
     /// The newest active test of every link that was tested.
     pub async fn link_tests(&self) -> Result<Arc<Vec<TestRow>>> {
         let text = "SELECT * FROM link_tests ORDER BY src, dst";
         let read = async { sql!("read the tests of links", text).fetch_all(&self.read).await.map(Arc::new) };
-        self.reads.link_tests.get(self.write.written(), (), read).await
+        self.reads.link_tests.get(self.write.counters(), (), read).await
     }
 
     /// Past estimates of one link, oldest first, the newest `limit` of them.
@@ -124,7 +124,7 @@ impl Store {
             return Ok(());
         }
         let mut tx = self.write.begin("store the accounts of probing").await?;
-        tx.parts = Parts::NONE;
+        tx.tables = Tables::NONE;
         for (node, level_s) in moved {
             let text = "INSERT OR REPLACE INTO probe_accounts (node, level_s, stored_us) VALUES ($1, $2, $3)";
             sql!(tx.operation, text, node, level_s, now).execute(&mut *tx).await?;

@@ -8,12 +8,12 @@ mod decisions;
 mod ingest;
 mod intervals;
 mod jobs;
-mod kept;
 mod links;
 mod lock;
 mod nodes;
 mod open;
 mod private;
+mod read_cache;
 mod scenario;
 mod shift;
 mod statement;
@@ -34,9 +34,9 @@ pub use trials::{NewTrial, TrialReportRow, TrialRow};
 use crate::measure::StepSpan;
 use flexcomm_domain::{JobId, Timestamp, Version};
 use flexcomm_optimizer::CoefficientBook;
-use kept::{Kept, Parts};
 use lock::Lock;
 use parking_lot::Mutex;
+use read_cache::{ReadCache, Tables};
 use sqlx::sqlite::SqlitePool;
 use statement::sql;
 use std::collections::BTreeMap;
@@ -58,39 +58,39 @@ const READY_FOR: Duration = Duration::from_secs(1);
 /// What a look at the store found, and when.
 type Look = (Instant, std::result::Result<(), Arc<StoreError>>);
 
-/// What was read and did not change since.
+/// Reads that are cached.
 #[derive(Debug)]
 struct Reads {
-    links: Kept<(), Arc<Vec<LinkRow>>>,
-    link_tests: Kept<(), Arc<Vec<TestRow>>>,
-    nodes: Kept<(), Arc<Vec<NodeRow>>>,
-    running_jobs: Kept<(), Vec<JobRow>>,
-    ranks: Kept<JobId, Arc<Vec<RankRow>>>,
-    step_spans: Kept<JobId, BTreeMap<u32, StepSpan>>,
-    decision: Kept<JobId, Option<DecisionRow>>,
-    newest_version: Kept<JobId, Version>,
-    trials: Kept<(JobId, u32), Vec<TrialRow>>,
-    trial_reports: Kept<(JobId, u32), Arc<Vec<TrialReportRow>>>,
-    planner_memory: Kept<JobId, Option<String>>,
-    open_interval: Kept<JobId, Option<OpenInterval>>,
+    links: ReadCache<(), Arc<Vec<LinkRow>>>,
+    link_tests: ReadCache<(), Arc<Vec<TestRow>>>,
+    nodes: ReadCache<(), Arc<Vec<NodeRow>>>,
+    running_jobs: ReadCache<(), Arc<Vec<JobRow>>>,
+    ranks: ReadCache<JobId, Arc<Vec<RankRow>>>,
+    step_spans: ReadCache<JobId, Arc<BTreeMap<u32, StepSpan>>>,
+    decision: ReadCache<JobId, Option<DecisionRow>>,
+    newest_version: ReadCache<JobId, Version>,
+    trials: ReadCache<(JobId, u32), Arc<Vec<TrialRow>>>,
+    trial_reports: ReadCache<(JobId, u32), Arc<Vec<TrialReportRow>>>,
+    planner_memory: ReadCache<JobId, Option<Arc<str>>>,
+    open_interval: ReadCache<JobId, Option<OpenInterval>>,
 }
 
 impl Default for Reads {
     fn default() -> Self {
-        let rest = Parts::REST;
+        let rest = Tables::REST;
         Self {
-            links: Kept::of(rest.and(Parts::LINKS)),
-            link_tests: Kept::of(rest.and(Parts::TESTS)),
-            nodes: Kept::of(rest),
-            running_jobs: Kept::of(rest.and(Parts::STEPS)),
-            ranks: Kept::of(rest),
-            step_spans: Kept::of(rest.and(Parts::STEPS)),
-            decision: Kept::of(rest),
-            newest_version: Kept::of(rest),
-            trials: Kept::of(rest),
-            trial_reports: Kept::of(rest),
-            planner_memory: Kept::of(rest.and(Parts::MEMORY)),
-            open_interval: Kept::of(rest.and(Parts::MEMORY)),
+            links: ReadCache::of(rest.and(Tables::LINKS)),
+            link_tests: ReadCache::of(rest.and(Tables::TESTS)),
+            nodes: ReadCache::of(rest),
+            running_jobs: ReadCache::of(rest.and(Tables::STEPS)),
+            ranks: ReadCache::of(rest),
+            step_spans: ReadCache::of(rest.and(Tables::STEPS)),
+            decision: ReadCache::of(rest),
+            newest_version: ReadCache::of(rest),
+            trials: ReadCache::of(rest),
+            trial_reports: ReadCache::of(rest),
+            planner_memory: ReadCache::of(rest.and(Tables::MEMORY)),
+            open_interval: ReadCache::of(rest.and(Tables::MEMORY)),
         }
     }
 }

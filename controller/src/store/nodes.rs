@@ -56,7 +56,7 @@ impl Store {
     /// All nodes by name, as they registered: how far their reports are stored may be of some time ago.
     pub async fn nodes_as_registered(&self) -> Result<Arc<Vec<NodeRow>>> {
         let read = async { self.nodes().await.map(Arc::new) };
-        self.reads.nodes.get(self.write.written(), (), read).await
+        self.reads.nodes.get(self.write.counters(), (), read).await
     }
 
     /// One node.
@@ -70,6 +70,7 @@ impl Store {
         let query = sql!(tx.operation, "SELECT count(*) FROM nodes WHERE node <> $1", r.node);
         let others: u64 = query.fetch_one(&mut *tx).await?;
         if others >= MAX_NODES as u64 {
+            tx.roll_back().await;
             return Ok(Registration::Full);
         }
         let software: String = r.software.chars().take(MAX_TEXT).collect();

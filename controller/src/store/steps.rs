@@ -9,6 +9,7 @@ use super::{Result, Store, StoreError, json, stored};
 use crate::limits::STEP_WINDOW;
 use crate::measure::StepSpan;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub(super) const PROGRESS_POINTS: &str =
     "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
@@ -41,7 +42,7 @@ pub(super) const STEPS: &str = "WITH newest AS MATERIALIZED
          FROM steps WHERE job = $1 AND rank = held.rank AND step > held.known AND step < $3)))
     FROM held";
 
-/// Jobs of which that is kept: more than run on most clusters at once, and a few hundred kB each at 16 ranks.
+/// Jobs whose windows are held in memory: more than run on most clusters at once, and a few hundred kB each at 16 ranks.
 const MAX_WINDOWS: usize = 64;
 
 /// Steps of a job that were read: the next look reads what is new. By step and rank.
@@ -50,7 +51,7 @@ pub(super) struct Window {
     /// Nothing is missing from here on.
     from: u64,
     rows: BTreeMap<(u64, u32), StepRow>,
-    /// What was read last, with what was written until then ([`super::kept::Written::stamp`]): from a step to another.
+    /// What was read last, with what was written until then ([`super::read_cache::WriteCounters::stamp`]): from a step to another.
     read: Option<(Option<u64>, u64, u64)>,
 }
 
@@ -156,20 +157,20 @@ impl Store {
     }
 
     /// The oldest and the newest step of each rank that has reported any.
-    pub async fn step_spans(&self, job: &JobId) -> Result<BTreeMap<u32, StepSpan>> {
+    pub async fn step_spans(&self, job: &JobId) -> Result<Arc<BTreeMap<u32, StepSpan>>> {
         let read = async {
             let query = sql!("read which steps of a job are known", STEP_SPANS, job);
             let rows: Vec<RankSpan> = query.fetch_all(&self.read).await?;
             let span = |r: RankSpan| (r.rank, StepSpan { oldest: (r.oldest, r.began), newest: (r.newest, r.ended) });
-            Ok::<_, StoreError>(rows.into_iter().map(span).collect())
+            Ok::<_, StoreError>(Arc::new(rows.into_iter().map(span).collect()))
         };
-        self.reads.step_spans.get(self.write.written(), job.clone(), read).await
+        self.reads.step_spans.get(self.write.counters(), job.clone(), read).await
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
     pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
         let to = from.saturating_add(steps);
-        let stamp = self.write.written().stamp(self.reads.step_spans.parts());
+        let stamp = self.write.counters().stamp(self.reads.step_spans.tables());
         let known = self.windows.lock().remove(job).filter(|window| window.from <= from);
         let mut window = known.unwrap_or_else(|| Window::new(from));
         let read = Some((stamp, from, to));
@@ -183,8 +184,10 @@ impl Store {
         let rows = window.rows.range(..(to, 0)).map(|(_, row)| row.clone()).collect();
         let mut windows = self.windows.lock();
         windows.insert(job.clone(), window);
-        if windows.len() > MAX_WINDOWS {
-            windows.clear();
+        if windows.len() > MAX_WINDOWS
+            && let Some(other) = windows.keys().find(|other| *other != job).cloned()
+        {
+            windows.remove(&other);
         }
         Ok(rows)
     }
@@ -289,6 +292,18 @@ mod tests {
         same(0, 10, 13).await;
         store.delete_job(&job, &[]).await.unwrap();
         assert!(store.steps(&job, 0, 10).await.unwrap().is_empty());
+    }
+
+    /// Passes over more jobs than there are windows find most of them there.
+    #[tokio::test]
+    async fn a_window_more_than_there_is_room_for_drops_another_one() {
+        let (store, _dir) = scratch().await;
+        let jobs: Vec<JobId> = (0..MAX_WINDOWS + 3).map(|i| format!("j{i}").parse().unwrap()).collect();
+        for job in jobs.iter().chain(&jobs) {
+            store.steps(job, 0, 10).await.unwrap();
+            assert!(store.windows.lock().contains_key(job));
+        }
+        assert_eq!(store.windows.lock().len(), MAX_WINDOWS);
     }
 
     #[tokio::test]

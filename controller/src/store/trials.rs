@@ -9,7 +9,7 @@ use super::checksum::{Sealed, intact, sealed};
 use super::statement::sql;
 use super::write::Transaction;
 use super::{JobRow, Result, Store, json, stored};
-use crate::limits::TRIALS;
+use crate::limits::{PROFILE_TRIALS, TRIALS};
 
 /// A trial.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,14 +133,18 @@ pub struct NewTrial<'a> {
 }
 
 impl Store {
-    /// The newest `limit` trials of a job, newest first, without those that are damaged.
-    pub async fn trials(&self, job: &JobId, limit: u32) -> Result<Vec<TrialRow>> {
+    /// The newest `limit` trials of a job, newest first, without those that are damaged. Only what the loop asks for is cached: a
+    /// client chooses other limits.
+    pub async fn trials(&self, job: &JobId, limit: u32) -> Result<Arc<Vec<TrialRow>>> {
         let text = "SELECT * FROM trials WHERE job = $1 ORDER BY id DESC LIMIT $2";
         let read = async {
             let rows: Vec<Raw> = sql!("read trials", text, job, limit).fetch_all(&self.read).await?;
-            rows.into_iter().filter_map(|row| intact(row.row(self))).collect::<Result<_>>()
+            rows.into_iter().filter_map(|row| intact(row.row(self))).collect::<Result<_>>().map(Arc::new)
         };
-        self.reads.trials.get(self.write.written(), (job.clone(), limit), read).await
+        if limit > PROFILE_TRIALS {
+            return read.await;
+        }
+        self.reads.trials.get(self.write.counters(), (job.clone(), limit), read).await
     }
 
     /// What the ranks found in the newest `trials` trials, by trial and rank, without what is damaged.
@@ -152,7 +156,10 @@ impl Store {
             let rows: Vec<RawReport> = query.fetch_all(&self.read).await?;
             rows.into_iter().filter_map(|row| intact(row.row(self))).collect::<Result<_>>().map(Arc::new)
         };
-        self.reads.trial_reports.get(self.write.written(), (job.clone(), trials), read).await
+        if trials > PROFILE_TRIALS {
+            return read.await;
+        }
+        self.reads.trial_reports.get(self.write.counters(), (job.clone(), trials), read).await
     }
 
     /// Asks for a trial; `None` when one is pending.
@@ -161,6 +168,7 @@ impl Store {
         let mut tx = self.begin_for(run, "store a trial").await?;
         // A damaged one is never read, so it never ends either.
         if pending(&mut tx, job).await?.iter().any(Raw::is_intact) {
+            tx.roll_back().await;
             return Ok(None);
         }
         let id = newest(&mut tx, job).await? + 1;
@@ -192,7 +200,10 @@ impl Store {
     pub async fn end_trial(&self, job: &JobId, id: u64, aborted: Option<&str>, now: Timestamp) -> Result<bool> {
         let mut tx = self.write.begin("end a trial").await?;
         let rows = pending(&mut tx, job).await?;
-        let Some(mut row) = rows.into_iter().find(|row| row.id == id) else { return Ok(false) };
+        let Some(mut row) = rows.into_iter().find(|row| row.id == id) else {
+            tx.roll_back().await;
+            return Ok(false);
+        };
         let seal = row.end(aborted, now);
         row.put_changed(tx.operation, seal).execute(&mut *tx).await?;
         tx.commit().await?;

@@ -2,7 +2,8 @@
 //!
 //! When the disk refuses (full, an I/O error), SQLite rolls the transaction back by itself. The ROLLBACK that sqlx sends
 //! then fails, and sqlx counts the connection as inside a transaction for as long as it lives. A connection whose
-//! transaction did not commit is therefore closed, whatever the cause, and the pool opens a fresh one.
+//! transaction neither committed nor was rolled back on purpose is therefore closed, whatever the cause, and the pool opens a fresh
+//! one.
 
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqlitePool};
@@ -11,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Result;
-use super::kept::{Parts, Written};
+use super::read_cache::{Tables, WriteCounters};
 use super::statement::{Statement, failed, sql};
 
 /// Looks in a row that must find the writer stuck: space that comes back between the two halves of a look makes one.
@@ -32,7 +33,7 @@ pub(super) struct Writer {
     failing: AtomicBool,
     /// Looks in a row that found it stuck.
     stuck: AtomicU32,
-    written: Written,
+    counters: WriteCounters,
 }
 
 impl Writer {
@@ -44,7 +45,7 @@ impl Writer {
             committed: AtomicBool::new(true),
             failing: AtomicBool::new(false),
             stuck: AtomicU32::new(0),
-            written: Written::default(),
+            counters: WriteCounters::default(),
         }
     }
 
@@ -60,7 +61,7 @@ impl Writer {
     pub(super) async fn take(&self, operation: &'static str) -> Result<Transaction<'_>> {
         let connection = self.pool.acquire().await.inspect_err(|_| self.committed.store(false, Ordering::Relaxed));
         let connection = connection.map_err(failed(operation))?;
-        Ok(Transaction { connection, committed: false, writer: self, operation, parts: Parts::ALL })
+        Ok(Transaction { connection, outcome_known: false, writer: self, operation, tables: Tables::ALL })
     }
 
     /// Runs one statement as a transaction; how many rows it changed.
@@ -71,9 +72,9 @@ impl Writer {
         Ok(changed)
     }
 
-    /// What was written so far.
-    pub(super) fn written(&self) -> &Written {
-        &self.written
+    /// How often each group of tables was written.
+    pub(super) fn counters(&self) -> &WriteCounters {
+        &self.counters
     }
 
     /// Whether the newest write committed.
@@ -118,21 +119,23 @@ impl Writer {
     /// The connection outside of any transaction, so that a test can keep it or change its limits.
     #[cfg(test)]
     pub(crate) async fn connection(&self) -> PoolConnection<Sqlite> {
-        self.written.is_unsure();
+        self.counters.outcome_unknown();
         self.pool.acquire().await.unwrap()
     }
 }
 
-/// A write transaction. Dropped without [`Transaction::commit`] it is rolled back and its connection is closed.
+/// A write transaction. Dropped without [`Transaction::commit`] or [`Transaction::roll_back`] it is rolled back and its connection
+/// is closed.
 #[derive(Debug)]
 pub(super) struct Transaction<'a> {
     connection: PoolConnection<Sqlite>,
-    committed: bool,
+    /// Whether it was committed or rolled back, and that succeeded.
+    outcome_known: bool,
     writer: &'a Writer,
     /// What it is for.
     pub(super) operation: &'static str,
     /// What it writes at most.
-    pub(super) parts: Parts,
+    pub(super) tables: Tables,
 }
 
 impl Transaction<'_> {
@@ -145,8 +148,8 @@ impl Transaction<'_> {
     /// The same by a last statement, which has to end with `; COMMIT`. `then` runs before anything else can be written.
     pub(super) async fn commit_by(mut self, last: Statement, then: impl FnOnce()) -> Result<()> {
         last.execute(&mut *self).await?;
-        self.committed = true;
-        self.writer.written.committed(self.parts);
+        self.outcome_known = true;
+        self.writer.counters.committed(self.tables);
         then();
         self.writer.committed.store(true, Ordering::Relaxed);
         if self.writer.failing.swap(false, Ordering::Relaxed) {
@@ -154,13 +157,20 @@ impl Transaction<'_> {
         }
         Ok(())
     }
+
+    /// Ends it without having written anything, because what it is for is refused: what was read before is still valid, and the
+    /// connection goes on. Where this fails, it is as if the transaction was dropped.
+    pub(super) async fn roll_back(mut self) {
+        let last = sql!(self.operation, "ROLLBACK");
+        self.outcome_known = last.execute(&mut *self).await.is_ok();
+    }
 }
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        if !self.committed {
+        if !self.outcome_known {
             self.writer.committed.store(false, Ordering::Relaxed);
-            self.writer.written.is_unsure();
+            self.writer.counters.outcome_unknown();
             self.connection.close_on_drop();
         }
     }
