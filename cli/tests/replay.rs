@@ -159,6 +159,17 @@ fn a_controller_s_pages_are_saved_and_read_back() {
     assert!(stderr(&unknown).contains("404 Not Found: job k: nobody knows it"), "{}", stderr(&unknown));
     let none = run(&["j", "--controller", &serve(vec![])]);
     assert!(none.status.success() && text(&none).contains("Nothing has been decided"), "{}", text(&none));
+    let none = run(&["j", "--controller", &serve(vec![]), "--fail-on-difference"]);
+    assert_eq!((none.status.code(), stderr(&none)), (Some(1), "flexcomm: there is no decision to replay\n".to_owned()));
+    // A file's name that may be a job's, too.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flexcomm"));
+    command
+        .args(["replay", "j.json", "--controller", &url])
+        .env_remove("FLEXCOMM_CONTROLLER")
+        .env_remove("FLEXCOMM_NO_SKIP");
+    let as_job = command.current_dir(folder.path()).output().unwrap();
+    assert_eq!(as_job.status.code(), Some(1));
+    assert!(stderr(&as_job).contains("404 Not Found") && stderr(&as_job).contains("did you mean --from j.json?"));
 }
 
 #[test]
@@ -168,10 +179,30 @@ fn another_setting_decides_and_nonsense_is_named() {
     let strict = run(&["--from", &path, "--set", "least_confidence=0.95"]);
     assert!(text(&strict).contains("Under least_confidence = 0.95 in place of what was set."), "{}", text(&strict));
     assert!(text(&strict).contains("now            untrusted-links"), "{}", text(&strict));
+    let written = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (object, empty) = (written("object.json", "{}"), written("empty.json", "[]"));
     for (args, status, words) in [
         (&["--from", &path, "--set", "least_confidense=1"][..], 2, "unknown field `least_confidense`"),
         (&["--from", &path, "--set", "hysteresis"], 2, "expected KEY=VALUE"),
-        (&[], 2, "<JOB>"),
+        (
+            &["--from", &path, "--set", "block_s=2000", "--set", "block_max_s=1000"],
+            2,
+            "--set block_s=2000, block_max_s=1000: ",
+        ),
+        (&[], 2, "Usage: flexcomm replay [OPTIONS] <JOB>\n       flexcomm replay [OPTIONS] --from <FILE>\n"),
+        (&[&path], 2, &format!("did you mean --from {path}?")),
+        (&["no/such.json"], 2, "did you mean --from no/such.json?"),
+        (&["--from", &object], 1, "invalid type: map, expected a sequence"),
+        (
+            &["--from", &object],
+            1,
+            "it must be what --save writes, a JSON list of {\"version\", \"recorded\", \"missing\"}",
+        ),
+        (&["--from", &empty], 1, "it is an empty list: nothing was decided when it was saved"),
         (&["j", "--from", &path], 2, "cannot be used with"),
         (&["--from", "/nonexistent"], 1, "failed to read --from /nonexistent: No such file"),
         (&["--from", "/dev/null"], 1, "failed to read --from /dev/null: EOF"),

@@ -19,17 +19,35 @@ const MOST_LISTED: usize = 3;
 /// Settings of the planner that a decision is decided again under, in the place of those recorded.
 pub type Settings = serde_json::Map<String, Value>;
 
-/// Reads settings as `KEY=VALUE`, VALUE as JSON or as a text. An error names the argument and what is wrong with it.
+/// Reads settings as `KEY=VALUE`, VALUE as JSON or as a text; of several for a key the last counts. An error names the argument, or
+/// those that do not go together, and what is wrong.
 pub fn settings(arguments: &[String]) -> Result<Settings, String> {
     let mut settings = Settings::new();
     for argument in arguments {
         let (key, value) = argument.split_once('=').ok_or_else(|| format!("{argument}: expected KEY=VALUE"))?;
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        // Alone, so that what cannot be read is of this argument.
+        let alone = Settings::from_iter([(key.to_owned(), value.clone())]);
+        with(&Config::default(), &alone).map_err(|why| format!("{argument}: {why}"))?;
         settings.insert(key.to_owned(), value);
-        let config = with(&Config::default(), &settings).map_err(|why| format!("{argument}: {why}"))?;
-        config.check().map_err(|error| format!("{argument}: {error}"))?;
     }
+    // Together: what is allowed of one depends on others.
+    let config = with(&Config::default(), &settings)?;
+    config.check().map_err(|error| {
+        let why = error.to_string();
+        format!("{}: {why}", concerned(arguments, &why).join(", "))
+    })?;
     Ok(settings)
+}
+
+/// The arguments whose keys an error names; all of them where it names none.
+fn concerned<'a>(arguments: &'a [String], why: &str) -> Vec<&'a str> {
+    let words = why.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let key = |argument: &str| argument.split('=').next().map(str::to_owned);
+    let all = || arguments.iter().map(String::as_str);
+    let named: Vec<&str> =
+        all().filter(|argument| words.clone().any(|word| key(argument).as_deref() == Some(word))).collect();
+    if named.is_empty() { all().collect() } else { named }
 }
 
 /// A configuration with settings in the place of its own.
@@ -388,6 +406,21 @@ mod tests {
             let error = read(argument).unwrap_err();
             assert!(error.starts_with(argument) && error.contains(said), "{error}");
         }
+    }
+
+    #[test]
+    fn settings_are_checked_together_whatever_their_order() {
+        let read = |arguments: &[&str]| settings(&arguments.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
+        let (block, most) = ("block_s=4000", "block_max_s=5000");
+        assert!(read(&[block]).unwrap_err().starts_with("block_s=4000: "), "alone it is above what is set");
+        assert_eq!(read(&[block, most]), read(&[most, block]));
+        assert_eq!(read(&[block, most]).unwrap().len(), 2);
+        let together = read(&["hysteresis=0.1", block, "block_max_s=1000"]).unwrap_err();
+        assert!(together.starts_with("block_s=4000, block_max_s=1000: "), "{together}");
+        // The one that was not set is out of range then.
+        let other = read(&["hysteresis=0.1", "block_max_s=2"]).unwrap_err();
+        assert!(other.starts_with("block_max_s=2: ") && other.contains("block_s"), "{other}");
+        assert_eq!(read(&["hysteresis=7", "hysteresis=0.1"]).unwrap()["hysteresis"], 0.1, "the last counts");
     }
 
     /// A last bit of a number is no difference, a microsecond of a time is one.
