@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 const MAX_REAL: usize = 48;
 /// Most tests kept. They have a place of their own: a busy job must not push them out.
 const MAX_TESTS: usize = 16;
-/// How long before its result a test was on the link when nobody said when it began, seconds.
+/// Assumed duration of a test whose begin was not reported, seconds.
 const TEST_S: f64 = 1.0;
-/// A test whose end nobody told is over after this, seconds.
+/// Longest assumed duration of a test whose end was not reported, seconds.
 const LONGEST_TEST_S: f64 = 30.0;
 /// The newest are kept however old they are.
 const KEEP: usize = 4;
@@ -45,29 +45,29 @@ pub(super) struct BetaEstimator {
     samples: VecDeque<(f64, Sample)>,
     /// Begin and end of the last tests; the end of one that runs is far ahead.
     tests: VecDeque<(f64, f64)>,
-    /// What samples and tests said last: asked ten times a second, and seldom news.
-    found: Cell<Option<Said>>,
+    /// The last evaluation: it is asked for ten times a second, and samples and tests seldom change.
+    evaluated: Cell<Option<Evaluation>>,
 }
 
-/// What samples and tests say with a latency.
+/// What samples and tests give with a latency.
 #[derive(Debug, Clone, Copy)]
-struct Said {
+struct Evaluation {
     alpha: Option<f64>,
     /// When the newest sample came; none without samples.
     newest: Option<f64>,
-    /// The cluster, and among how many samples.
-    believed: Option<(Cluster, usize)>,
+    /// The cluster that gives the estimate, and among how many samples it was sought.
+    cluster: Option<(Cluster, usize)>,
 }
 
 impl BetaEstimator {
     pub(super) fn new(window_s: f64, step: f64) -> Self {
-        let (samples, tests, found) = Default::default();
-        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples, tests, found }
+        let (samples, tests, evaluated) = Default::default();
+        Self { window_s: window_s.max(1.0), step: step.max(0.05), samples, tests, evaluated }
     }
 
     /// A test begins to use the link.
     pub(super) fn test_begins(&mut self, at: f64) {
-        self.found.set(None);
+        self.evaluated.set(None);
         self.tests.push_back((at, at + LONGEST_TEST_S));
         if self.tests.len() > MAX_TESTS {
             self.tests.pop_front();
@@ -76,7 +76,7 @@ impl BetaEstimator {
 
     /// It is over, with a result or without.
     pub(super) fn test_ends(&mut self, at: f64) {
-        self.found.set(None);
+        self.evaluated.set(None);
         if let Some(test) = self.tests.back_mut().filter(|(_, end)| *end > at) {
             test.1 = at;
         }
@@ -98,10 +98,10 @@ impl BetaEstimator {
         self.forget_past(at, alpha);
     }
 
-    /// Drops what a step of the bandwidth made the past. It would be judged again with every sample, and the ones that
-    /// bore witness to the step leave the window before the past does: the link would seem to be as it was before.
+    /// Drops the samples from before the newest step of the bandwidth. They would be judged again with every sample, and those
+    /// that showed the step leave the window first: the estimate would go back to what it was before the step.
     fn forget_past(&mut self, now: f64, alpha: Option<f64>) {
-        self.found.set(None);
+        self.evaluated.set(None);
         let points = self.points(alpha);
         let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
         let rules = Rules { step: 1.0 + self.step, tests: &tests };
@@ -128,7 +128,7 @@ impl BetaEstimator {
     /// Every usable sample in the order of time.
     fn points(&self, alpha: Option<f64>) -> Vec<Point> {
         let real: Vec<Transfer> = self.samples.iter().filter_map(|(_, s)| as_real(s)).collect();
-        // Without a measured latency, sizes that differ tell it from the bandwidth.
+        // Without a measured latency, transfers of different sizes separate it from the bandwidth.
         let alpha = alpha.or_else(|| theil_sen(&real).map(|(_, rest)| rest.max(0.0))).unwrap_or(0.0);
         let usable = self.samples.iter().filter_map(|(at, sample)| match sample {
             Sample::Test(beta) => Some(Point { at: *at, beta: *beta, kind: Kind::Test }),
@@ -144,33 +144,33 @@ impl BetaEstimator {
     }
 
     pub(super) fn estimate(&self, at: f64, alpha: Option<f64>) -> Option<Known> {
-        let said = self.said(alpha);
-        let age_s = (at - said.newest?).max(0.0);
-        let (cluster, among) = said.believed?;
+        let evaluation = self.evaluate(alpha);
+        let age_s = (at - evaluation.newest?).max(0.0);
+        let (cluster, among) = evaluation.cluster?;
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let share = (2.0 * cluster.support as f64 / among as f64).min(1.0);
         let confidence = support * share.sqrt() * (-age_s / BANDWIDTH_CONFIDENCE_AGE_S).exp();
         Some(Known { value: cluster.value, confidence, age_s })
     }
 
-    fn said(&self, alpha: Option<f64>) -> Said {
-        let same = |said: &Said| said.alpha.map(f64::to_bits) == alpha.map(f64::to_bits);
-        if let Some(said) = self.found.get().filter(same) {
-            return said;
+    fn evaluate(&self, alpha: Option<f64>) -> Evaluation {
+        let same = |known: &Evaluation| known.alpha.map(f64::to_bits) == alpha.map(f64::to_bits);
+        if let Some(known) = self.evaluated.get().filter(same) {
+            return known;
         }
         let points = self.points(alpha);
         let tests: Vec<(f64, f64)> = self.tests.iter().copied().collect();
         let rules = Rules { step: 1.0 + self.step, tests: &tests };
-        let believed = believed(&points[present(&points, rules)..]);
-        let said = Said { alpha, newest: points.last().map(|point| point.at), believed };
-        self.found.set(Some(said));
-        said
+        let cluster = lowest_cluster(&points[present(&points, rules)..]);
+        let evaluation = Evaluation { alpha, newest: points.last().map(|point| point.at), cluster };
+        self.evaluated.set(Some(evaluation));
+        evaluation
     }
 }
 
 /// The lowest cluster among all samples, or that among the tests alone when it is lower: a job that does not fill
 /// the link shows less than the link has, however often it does. Returns how many samples it was sought in, too.
-fn believed(present: &[Point]) -> Option<(Cluster, usize)> {
+fn lowest_cluster(present: &[Point]) -> Option<(Cluster, usize)> {
     let betas = |points: &mut dyn Iterator<Item = &Point>| points.map(|p| p.beta).collect::<Vec<f64>>();
     let tests = betas(&mut present.iter().filter(|p| p.kind == Kind::Test));
     let all = betas(&mut present.iter());

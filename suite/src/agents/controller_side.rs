@@ -1,4 +1,4 @@
-//! The controller's end of the network.
+//! The controller and its connections to the agents.
 
 use super::{Answer, Call, Carries, NodeContext, json_bytes};
 use flexcomm_controller::Embedded;
@@ -21,7 +21,7 @@ pub(super) struct ControllerSide {
     pub(super) taken: Vec<(f64, usize, flexcomm_wire::Report)>,
     /// When heartbeats arrived by the job's clock, and whose.
     #[cfg(test)]
-    pub(super) beats: Vec<(f64, usize)>,
+    pub(super) heartbeats: Vec<(f64, usize)>,
 }
 
 impl ControllerSide {
@@ -37,7 +37,7 @@ impl ControllerSide {
             #[cfg(test)]
             taken: Vec::new(),
             #[cfg(test)]
-            beats: Vec::new(),
+            heartbeats: Vec::new(),
         }
     }
 
@@ -95,10 +95,10 @@ impl ControllerSide {
                 context.answer(node, answer.as_ref().map_or(0, json_bytes), Answer::Registered(answer));
             }
             Call::Follow => self.sent[node] = Some(0),
-            Call::Beat(beat) => {
+            Call::Heartbeat(heartbeat) => {
                 #[cfg(test)]
-                self.beats.push((context.network.now(), node));
-                let answer = self.controller.heartbeat(name, &beat);
+                self.heartbeats.push((context.network.now(), node));
+                let answer = self.controller.heartbeat(name, &heartbeat);
                 context.answer(node, 0, Answer::Alive(answer));
             }
             Call::Reports(reports) => {

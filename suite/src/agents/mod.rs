@@ -1,5 +1,5 @@
-//! What runs beside a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller beside the first NIC,
-//! with messages of the simulated network for sockets.
+//! The control plane of a job that adapts: an agent on each node, which is a NIC with its ranks, and the controller on the first
+//! node, with messages of the simulated network for sockets.
 //!
 //! What an agent decides is the shipped agent's code (`flexcomm_agent::parts`, `flexcomm_probes`), at simulated times: echoes with
 //! their packets and cookies, estimates, looks at TCP flows by the connections' counters, grants and their budget, when which
@@ -8,8 +8,8 @@
 //! no hops), shaping, what is kept on disk, HTTP's and TLS's handshakes, and the time that agents and controller compute: a pass of
 //! the controller takes no simulated time.
 //!
-//! As daemons in a cluster they run when the job comes, for `WARM_S`: they know the links then. Their clocks begin with them
-//! (`NodeContext::now`); what is told of a run is by the job's (`Agents::by_job`).
+//! As in a cluster, the daemons run before the job does, for `WARM_S`, and have measured the links by then. Their clocks begin with
+//! them (`NodeContext::now`); times in a run's results are by the job's clock (`Agents::by_job`).
 
 mod controller_side;
 mod node;
@@ -57,8 +57,8 @@ enum Carries {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Timer {
     Register,
-    /// A heartbeat, of the registration with this number.
-    Beat(u64),
+    /// Of the registration with this number.
+    Heartbeat(u64),
     Echo,
     Look,
     Flows,
@@ -66,7 +66,7 @@ enum Timer {
     Test(u64),
 }
 
-/// What is on its way and too large for a token.
+/// A message in flight that is too large for a token.
 #[derive(Debug)]
 enum InFlight {
     Echo { from: usize, to: usize, packet: [u8; LEN] },
@@ -80,11 +80,11 @@ enum InFlight {
 enum Call {
     Register(Register),
     Follow,
-    Beat(Heartbeat),
+    Heartbeat(Heartbeat),
     Reports(Vec<Report>),
 }
 
-/// What it hears.
+/// What the controller sends to an agent.
 #[derive(Debug)]
 enum Answer {
     Registered(Result<Registered, String>),
@@ -122,7 +122,7 @@ struct Connections {
     down: Vec<ConnectionId>,
 }
 
-/// What an agent or the controller has in its hands while something happens.
+/// What an agent or the controller may use while it handles an event.
 struct NodeContext<'a> {
     network: &'a mut Shared,
     /// When agents and controller began, by the network's clock.
@@ -132,7 +132,7 @@ struct NodeContext<'a> {
     spent: &'a mut Spent,
 }
 
-/// Those on their way.
+/// Messages in flight, by number.
 #[derive(Debug, Default)]
 struct MessagesInFlight {
     next: u64,

@@ -1,4 +1,4 @@
-//! One agent, that of a node with some ranks: what reaches it and when is the network's, what it makes of it the shipped agent's.
+//! One agent, that of a node with some ranks: the simulated network delivers its messages, the shipped agent's code handles them.
 
 use super::test::{self, Frame, Outcome, Test};
 use super::{Answer, Call, InFlight, JobConnection, NodeContext, Timer, address, json_bytes, node_at};
@@ -195,7 +195,7 @@ impl Node {
         }
     }
 
-    /// The trainer of one of its ranks says something.
+    /// A message of the trainer of one of its ranks.
     pub(super) fn report(&mut self, context: &mut NodeContext<'_>, rank: usize, message: FromTrainer) {
         let trainer = self.trainers.entry(rank).or_default();
         match trainer.session.message(message) {
@@ -219,7 +219,7 @@ impl Node {
         }
     }
 
-    /// Tells the controller who is here.
+    /// Announces to the controller the ranks that are connected.
     fn announce(&mut self, context: &mut NodeContext<'_>) {
         let here = self.trainers.values().filter_map(|trainer| trainer.session.seen().cloned());
         here.collect::<Vec<_>>().into_iter().for_each(|seen| self.push(context, ReportBody::JobSeen(seen)));
@@ -228,7 +228,7 @@ impl Node {
     pub(super) fn timer(&mut self, context: &mut NodeContext<'_>, timer: Timer) {
         match timer {
             Timer::Register => self.register(context),
-            Timer::Beat(registration) => self.beat(context, registration),
+            Timer::Heartbeat(registration) => self.heartbeat(context, registration),
             Timer::Echo => self.echoes(context),
             Timer::Look => self.report_links(context),
             Timer::Flows => self.look_at_flows(context),
@@ -267,7 +267,7 @@ impl Node {
         }
     }
 
-    /// The registration is worth nothing.
+    /// The registration is no longer valid.
     fn lost(&mut self, context: &mut NodeContext<'_>, why: String) {
         self.problems.push(why);
         (self.log.is_registered, self.log.sent) = (false, 0);
@@ -281,21 +281,21 @@ impl Node {
         self.follower.registered();
         self.announce(context);
         context.call(self.number, 0, Call::Follow);
-        self.beat(context, self.log.registrations);
+        self.heartbeat(context, self.log.registrations);
     }
 
-    fn beat(&mut self, context: &mut NodeContext<'_>, registration: u64) {
+    fn heartbeat(&mut self, context: &mut NodeContext<'_>, registration: u64) {
         if !self.log.is_registered || registration != self.log.registrations {
             return;
         }
-        let beat = Heartbeat {
+        let heartbeat = Heartbeat {
             instance: self.number as u64 + 1,
             now_us: self.wall_us(context.now()),
             orders_epoch: self.follower.epoch(),
             spooled: self.log.waiting.len() as u64,
         };
-        context.call(self.number, json_bytes(&beat), Call::Beat(beat));
-        context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Beat(registration));
+        context.call(self.number, json_bytes(&heartbeat), Call::Heartbeat(heartbeat));
+        context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Heartbeat(registration));
     }
 
     fn push(&mut self, context: &mut NodeContext<'_>, body: ReportBody) {
@@ -416,7 +416,7 @@ impl Node {
         self.arm_echoes(context);
     }
 
-    /// A peer asks.
+    /// A peer's echo request.
     pub(super) fn echo(&mut self, context: &mut NodeContext<'_>, from: usize, packet: &[u8; LEN]) {
         let now = self.clock(context.now());
         if let Ok(answer) = self.responder.handle(now, address(from), packet) {
@@ -425,7 +425,7 @@ impl Node {
         }
     }
 
-    /// A peer answers.
+    /// A peer's echo reply.
     pub(super) fn echo_answer(&mut self, context: &mut NodeContext<'_>, from: usize, packet: &[u8; LEN]) {
         let peer = SocketAddr::new(address(from), ECHO_PORT);
         let (arrived, now) = (self.clock(context.now() + self.stack_s), self.instant(context.now()));
@@ -537,7 +537,7 @@ impl Node {
         context.timer(context.now() + test::LOOK_S, self.number, Timer::Test(self.tests));
     }
 
-    /// Something of a test of this agent's arrived, here or at its peer.
+    /// A frame of one of this agent's tests arrived, here or at its peer.
     pub(super) fn test_frame(&mut self, context: &mut NodeContext<'_>, number: u64, frame: Frame) {
         self.of_test(context, number, |test, connections| test.arrived(connections, frame));
     }

@@ -23,7 +23,7 @@ const PIECE_BYTES: (u64, u64) = (1448, 65_536);
 /// Time between two looks of both sides, seconds.
 pub(super) const LOOK_S: f64 = 0.01;
 
-/// What one side says to the other.
+/// A message between the two sides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Frame {
     /// The client's part of a round trip of the handshakes, of which so many are left, this one included.
@@ -111,7 +111,7 @@ impl Test {
         connections.network.datagram(way, FRAME_BYTES, token);
     }
 
-    /// Something arrived at either side. The outcome ends the test.
+    /// A frame arrived at either side. The outcome ends the test.
     pub(super) fn arrived(&mut self, connections: &mut TestConnections<'_>, frame: Frame) -> Option<Outcome> {
         let now = connections.now;
         match frame {

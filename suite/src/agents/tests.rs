@@ -40,7 +40,7 @@ fn hello(rank: usize, world: usize) -> Hello {
     }
 }
 
-/// A network with its agents, and a job that follows what it is told by numbers alone.
+/// A network with its agents, and a job that follows its orders and reports made-up measurements.
 struct Bench {
     net: Net<Token>,
     agents: Agents,
@@ -113,13 +113,13 @@ impl Bench {
 
     fn stepped(&mut self, rank: usize, step: u64, took_us: f64) {
         let (job, at) = ("j".parse::<flexcomm_domain::JobId>().unwrap(), self.net.network.now());
-        let mut say = Vec::new();
+        let mut messages = Vec::new();
         if let Some(orders) = self.agents.orders(rank) {
             self.orders.push((at, rank, orders.clone()));
             if let Some(new) = orders.decision.filter(|new| new.version > self.running[rank].0) {
                 self.running[rank] = (new.version, Strategy::try_from(&new.strategy).unwrap());
                 let (version, digest) = (new.version, new.digest);
-                say.push(FromTrainer::Applied(AppliedReport {
+                messages.push(FromTrainer::Applied(AppliedReport {
                     job: job.clone(),
                     rank: rank as u32,
                     version,
@@ -141,7 +141,7 @@ impl Bench {
                 let outcomes = trial.candidates.iter().map(outcome).collect();
                 let (rank, cost_us) = (rank as u32, 1e6);
                 let report = TrialReport { job: job.clone(), rank, id: trial.id, outcomes, aborted: None, cost_us };
-                say.push(FromTrainer::Trial(report));
+                messages.push(FromTrainer::Trial(report));
             }
         }
         let (version, strategy) = self.running[rank];
@@ -159,8 +159,8 @@ impl Bench {
             accuracy: None,
         };
         let (rank, steps) = (rank as u32, vec![record]);
-        say.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: strategy.into(), steps }));
-        say.into_iter().for_each(|message| self.agents.report(&mut self.net.network, rank as usize, message));
+        messages.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: strategy.into(), steps }));
+        messages.into_iter().for_each(|message| self.agents.report(&mut self.net.network, rank as usize, message));
     }
 
     /// The newest report of each link that had arrived at a time.
@@ -183,7 +183,8 @@ impl Bench {
         taken.filter_map(test).collect()
     }
 
-    fn said(&self) -> String {
+    /// All that was reported, ordered and spent.
+    fn transcript(&self) -> String {
         format!("{:?}\n{:?}\n{:?}", self.agents.controller_side.taken, self.orders, self.agents.spent())
     }
 }
@@ -242,8 +243,8 @@ fn a_job_gets_a_decision_and_the_same_run_gives_the_same_bytes() {
         let decided = bench.orders.iter().find(|(_, of, orders)| *of == rank && orders.decision.is_some());
         assert!(decided.is_some(), "{:?}", bench.agents.controller().looks(&"j".parse().unwrap()));
     }
-    let promised = bench.agents.predictions();
-    assert!([true, false].iter().all(|made| promised.iter().any(|prediction| prediction.version.is_some() == *made)));
+    let predicted = bench.agents.predictions();
+    assert!([true, false].iter().all(|made| predicted.iter().any(|prediction| prediction.version.is_some() == *made)));
     assert!(bench.agents.spent().flow_samples > 0);
     // Tests share a NIC with the ring; its own flows show the whole of its links.
     for (until, truth) in [(40.0, 100e6), (50.0, 20e6)] {
@@ -251,7 +252,7 @@ fn a_job_gets_a_decision_and_the_same_run_gives_the_same_bytes() {
         let of_ring = (0..4).map(|rank| &known[&(rank, node_name((rank + 1) % 4).unwrap())]);
         of_ring.for_each(|link| assert!(near(link.bandwidth_bps.unwrap(), truth), "at {until} s: {link:?}"));
     }
-    assert_eq!(bench.said(), run().said());
+    assert_eq!(bench.transcript(), run().transcript());
 }
 
 /// As on a node of the product: one agent sees the streams of both, which share the link, and none of those within the node.
@@ -271,7 +272,7 @@ fn ranks_of_one_node_have_one_agent() {
     assert!(before.len() == 2 && before.values().all(|report| near(report.latency_us, 5000.0)), "{before:?}");
 }
 
-/// A grant that comes too late, and one for nobody, are reported and cost nothing.
+/// A grant that comes too late, and one for a peer that is not there, are reported and cost nothing.
 #[test]
 fn a_grant_that_cannot_be_used_is_reported() {
     let mut bench = Bench::new(&cell(2, 1, vec![phase(1000.0, 5.0, 100.0)])).idle(5.0);
@@ -282,7 +283,7 @@ fn a_grant_that_cannot_be_used_is_reported() {
     };
     bench.on_node(0, |node, context| {
         node.granted(context, grant(7001, "n1", 100));
-        node.granted(context, grant(7002, "nobody", 10_000));
+        node.granted(context, grant(7002, "absent", 10_000));
     });
     let bench = bench.idle(6.0);
     let reports = bench.tests(5.0, 6.0);
@@ -301,13 +302,13 @@ fn heartbeats_are_as_many_after_another_registration() {
         context.timer(context.now() + 0.1, 0, Timer::Register);
     });
     let bench = bench.idle(61.0);
-    let beats = |node, from: f64| {
+    let heartbeats = |node, from: f64| {
         let within = |(at, of): &&(f64, usize)| *of == node && (from..from + 20.0).contains(at);
-        bench.agents.controller_side.beats.iter().filter(within).count()
+        bench.agents.controller_side.heartbeats.iter().filter(within).count()
     };
     assert_eq!(bench.agents.problems(), ["no such agent"]);
     for node in 0..2 {
-        let (before, after) = (beats(node, 5.0), beats(node, 40.0));
+        let (before, after) = (heartbeats(node, 5.0), heartbeats(node, 40.0));
         assert!(before > 1 && after.abs_diff(before) <= 1, "node {node}: {before} heartbeats in 20 s, then {after}");
     }
 }
