@@ -53,8 +53,8 @@ pub struct Args {
     /// Only the newest N entries.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     last: Option<u32>,
-    /// Decide under another setting of the planner ([planner] in the controller's configuration); may be repeated. VALUE is JSON
-    /// or a text.
+    /// Decide under another setting of the planner ([planner] in the controller's configuration); may be repeated, and all
+    /// are checked together. VALUE is JSON or a text.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Print JSON: {"software", "replayed": [{"version", "comparison", "at", "software", "recorded", "now", "differences", "form",

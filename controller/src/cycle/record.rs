@@ -22,7 +22,7 @@ pub async fn record(
     fit(app, &gathered).await?;
     let fitted_trial = fit_trial(app, &gathered, outcome).await?;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
-    let undecided = (refused.is_some() || outcome.decision().is_none()).then(|| gathered.snapshot);
+    let undecided = (refused.is_some() || outcome.decision().is_none()).then_some(gathered.snapshot);
     let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
     let doubts = app.doubts.lock().lasting(&gathered.job.job, &gathered.doubts, gathered.now);
     let mut statuses = app.statuses.lock();
