@@ -82,14 +82,14 @@ impl Summary {
             ("communication ratio", &self.by_ratio),
         ];
         for (title, groups) in titles {
-            write!(out, "\n{:<36}cells", format!("/ best fixed, by {title}"))?;
+            write!(out, "\n{:<37}cells", format!("/ best fixed, by {title}"))?;
             writeln!(out, "{}", shown.iter().map(|who| format!("  {:<19}", who.name())).collect::<String>())?;
             for group in groups {
                 let of = |who: &Method| {
                     let found = group.compared.iter().find(|compared| compared.who == *who);
                     found.map_or(" ".repeat(21), |c| format!("{:>6.2} {}", c.geomean, interval(&c.interval)))
                 };
-                writeln!(out, "  {:<34}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
+                writeln!(out, "  {:<35}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
             }
         }
         Ok(())
