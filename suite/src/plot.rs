@@ -104,13 +104,13 @@ pub fn reactions(records: &[Record]) -> String {
         let mut after_s: Vec<f64> = reactions.iter().flat_map(|one| &one.after_s).copied().collect();
         after_s.sort_by(f64::total_cmp);
         let asked = after_s.len() + reactions.iter().map(|one| one.missed).sum::<usize>();
-        Band { name: format!("{name} ({} of {asked})", after_s.len()), after_s, asked, colour }
+        Band { name: format!("{name}: {}/{asked}", after_s.len()), after_s, asked, colour }
     };
     let bands = PHASE_BANDS.into_iter().zip(COLOURS).enumerate().map(of);
     let bands: Vec<Band> = bands.filter(|band| band.asked > 0).collect();
     let bottom = TOP + HEIGHT;
     let mut svg = Svg::new(
-        "From a change of the network to a better strategy, by length of phases (answered of all)",
+        "From a change of the network to a better strategy, by length of phases: answered / all",
         bottom + BOTTOM,
     );
     let times = bands.iter().flat_map(|band| &band.after_s).flat_map(|s| [s / 1.3, s * 1.3]).chain([1.0, 100.0]);
@@ -154,7 +154,7 @@ pub fn predictions(records: &[Record]) -> String {
     }
     for (name, predicted, came) in &all {
         let tip = format!("{name}: {predicted:.3} s predicted, {came:.3} s came");
-        svg.dot((x.at(*came), y.at(*predicted)), 2.5, "#c0392b66", &tip);
+        svg.dot((x.at(*came), y.at(*predicted)), 2.0, "#c0392b55", &tip);
     }
     let apart: Vec<f64> = all.iter().map(|(_, predicted, came)| score::apart(*predicted, *came)).collect();
     let percent = |share| score::quantile(&apart, share).map_or("-".to_owned(), |off| format!("{:.0} %", 100.0 * off));
@@ -198,6 +198,8 @@ pub fn timeline(record: &Record) -> String {
     const MARK: f64 = 18.0;
     /// Marks that are said what they mean.
     const LISTED: usize = 40;
+    /// Changes of the network that can be told apart.
+    const MOST_CHANGES: usize = 150;
     let baselines = &record.baselines;
     let seed = record.seeds.first();
     let flexcomm = record.flexcomm.iter().find(|run| Some(&run.seed) == seed);
@@ -229,8 +231,12 @@ pub fn timeline(record: &Record) -> String {
     );
     svg.legend(left, lines.iter().map(|(name, _, colour)| (*name, *colour)));
     svg.vertical(&y, (left, right), "test loss");
-    svg.horizontal(&x, (bottom, ground), "seconds (grey: the network changes)");
-    for change in record.cell.changes(x.high) {
+    let changes = record.cell.changes(x.high);
+    let seen = changes.len() <= MOST_CHANGES;
+    let title =
+        if seen { "grey: the network changes".into() } else { format!("the network changes {} times", changes.len()) };
+    svg.horizontal(&x, (bottom, ground), &format!("seconds ({title})"));
+    for change in changes.into_iter().filter(|_| seen) {
         svg.line((x.at(change), TOP), (x.at(change), ground), "#ccc", 1.0);
     }
     if let Some(measure) = seed.and_then(|seed| baselines.measure(*seed)) {
@@ -292,6 +298,10 @@ mod tests {
         {
             assert!(chart.contains(part), "no {part:?} in {chart}");
         }
+        assert!(chart.contains("seconds (grey: the network changes)") && chart.matches("#ccc").count() > 5, "{chart}");
+        cell.cell.phases.iter_mut().for_each(|phase| phase.seconds = 0.5);
+        let chart = timeline(&cell);
+        assert!(chart.contains("seconds (the network changes 200 times)") && !chart.contains("#ccc"), "{chart}");
         let summary = summary(&[cell]);
         let chart = groups("By family", &summary.by_family);
         assert!(chart.contains("a&lt;b (1)"));
@@ -344,7 +354,7 @@ mod tests {
     fn reactions_are_shown_with_those_that_never_came() {
         let chart = reactions(&two());
         is_whole(&chart);
-        assert!(chart.contains(">30 s to 2 min (3 of 4)<") && chart.matches("<polyline").count() == 1, "{chart}");
+        assert!(chart.contains(">30 s to 2 min: 3/4<") && chart.matches("<polyline").count() == 1, "{chart}");
         let end = format!("{:.1},{:.1}\" fill", WIDTH - RIGHT, TOP + 0.25 * HEIGHT);
         assert!(chart.contains(&end), "no {end} in {chart}");
     }

@@ -721,7 +721,7 @@ pub(crate) mod tests {
         let runs = vec![adapted(1, Some(25.0))];
         third.baselines.recorded_planner =
             Some(crate::baselines::RecordedPlanner { commit: "c".into(), binary: "d".into(), runs });
-        let summary = summary(&[first, second, third]);
+        let summary = summary(&[first, third, second]);
         let names: Vec<&str> = summary.by_cell.iter().map(|row| row.cell.as_str()).collect();
         assert_eq!(names, ["a-1", "a-2", "b-1"]);
         let worst: Vec<&str> = summary.worst().iter().map(|row| row.cell.as_str()).collect();
