@@ -113,6 +113,8 @@ pub struct Row {
     pub measured_s: f64,
     /// The same.
     pub truth_s: f64,
+    /// Of a step: where the factor of its compressor's times ends without one that fits.
+    pub bound: Option<f64>,
 }
 
 /// A bandwidth that is no limit.
@@ -152,17 +154,17 @@ pub fn calibrate(measured: &Measured, level: Level, base: &Coefficients, data: &
     let mut truth = Coefficients { software: with(base.software, found), ..base.clone() };
     let row = |(one, truth_s): (&MeasuredCollective, f64)| {
         let what = format!("{} of {} bytes", one.what, one.bytes);
-        Row { what, measured_s: seconds(one), truth_s }
+        Row { what, measured_s: seconds(one), truth_s, bound: None }
     };
     let mut rows: Vec<Row> = measured.collectives.iter().zip(of_truth).map(row).collect();
     let curves = measured.steps.keys().map(|setting| Ok((setting, fixed::sizes(&cell, setting, data)?)));
     let curves: BTreeMap<&String, Curve> = curves.collect::<Result<_>>()?;
-    for (name, found) in codecs(measured, &cell, &truth, &curves)? {
-        truth.codec.insert(name, found);
-    }
+    let Codecs { found, bounds } = codecs(measured, &cell, &truth, &curves)?;
+    truth.codec.extend(found);
     for (setting, step) in &measured.steps {
         let truth_s = step_s(&cell, &truth, &curves[setting])?;
-        rows.push(Row { what: format!("a step by {setting}"), measured_s: step.seconds, truth_s });
+        let (what, bound) = (format!("a step by {setting}"), bounds.get(setting).copied());
+        rows.push(Row { what, measured_s: step.seconds, truth_s, bound });
     }
     Ok(Calibrated { truth, error, rows })
 }
@@ -265,15 +267,23 @@ fn step_s(cell: &Cell, truth: &Coefficients, curve: &Curve) -> Result<f64> {
     Ok(took[took.len() / 2])
 }
 
+/// What compressors are found to take.
+struct Codecs {
+    /// By compressor with its parameters.
+    found: BTreeMap<String, CodecSeconds>,
+    /// By setting: the bound at which its factor ended.
+    bounds: BTreeMap<String, f64>,
+}
+
+/// What a compressor may take over the table's times.
+const LEAST: f64 = 1e-2;
+const MOST: f64 = 1e4;
+
 /// Seconds of each compressor with its parameters, in the mean over the settings that use it: the table's times a factor with which a
 /// step takes as long as measured.
-fn codecs(
-    measured: &Measured,
-    cell: &Cell,
-    truth: &Coefficients,
-    curves: &BTreeMap<&String, Curve>,
-) -> Result<BTreeMap<String, CodecSeconds>> {
+fn codecs(measured: &Measured, cell: &Cell, truth: &Coefficients, curves: &BTreeMap<&String, Curve>) -> Result<Codecs> {
     let mut found: BTreeMap<String, Vec<CodecSeconds>> = BTreeMap::new();
+    let mut bounds = BTreeMap::new();
     for (setting, curve) in curves {
         let strategy: Strategy = setting.parse().with_context(|| format!("failed to read the strategy {setting}"))?;
         let compressor = setting.split(['/', '+']).next().unwrap_or_default().to_owned();
@@ -281,13 +291,16 @@ fn codecs(
         let copied = CodecSeconds { compress_value_s: 1e-9, ..CodecSeconds::default() };
         let of_table = if is_dense { copied } else { steps::codec(truth, cell, strategy.spec())? };
         let wanted = measured.steps[*setting].seconds;
-        let (mut low, mut high) = (1e-2f64, 1e4f64);
+        let (mut low, mut high) = (LEAST, MOST);
         for _ in 0..24 {
             let middle = (low * high).sqrt();
             let mut tried = truth.clone();
             tried.codec.insert(compressor.clone(), of_table.scaled(middle));
             if step_s(cell, &tried, curve)? < wanted { low = middle } else { high = middle }
         }
+        // Without any of its time a step takes longer, or with that much of it less.
+        let bound = [(low == LEAST, LEAST), (high == MOST, MOST)].into_iter().find(|(is_at, _)| *is_at);
+        bounds.extend(bound.map(|(_, bound)| ((*setting).clone(), bound)));
         found.entry(compressor).or_default().push(of_table.scaled((low * high).sqrt()));
     }
     let mean = |all: &[CodecSeconds]| {
@@ -299,7 +312,7 @@ fn codecs(
             decompress_kept_s: of(|codec| codec.decompress_kept_s),
         }
     };
-    Ok(found.iter().map(|(name, all)| (name.clone(), mean(all))).collect())
+    Ok(Codecs { found: found.iter().map(|(name, all)| (name.clone(), mean(all))).collect(), bounds })
 }
 
 impl fmt::Display for Calibrated {
@@ -307,8 +320,10 @@ impl fmt::Display for Calibrated {
         writeln!(f, "collectives are within {:.0} % (root mean square)\n", 100.0 * self.error)?;
         writeln!(f, "| what | measured ms | truth ms |\n|---|---|---|")?;
         let ms = |seconds: f64| 1e3 * seconds;
-        self.rows.iter().try_for_each(|Row { what, measured_s, truth_s }| {
-            writeln!(f, "| {what} | {:.2} | {:.2} |", ms(*measured_s), ms(*truth_s))
+        self.rows.iter().try_for_each(|Row { what, measured_s, truth_s, bound }| {
+            let flag = bound
+                .map_or(String::new(), |bound| format!(" (no fit: its compressor at {bound} of the table's times)"));
+            writeln!(f, "| {what}{flag} | {:.2} | {:.2} |", ms(*measured_s), ms(*truth_s))
         })
     }
 }
@@ -363,6 +378,31 @@ mod tests {
         assert!(near(found.truth.tcp.stack_s, 2e-4) && found.error < 0.02, "{found}");
         assert!(near(found.truth.codec["topk(k=0.01)"].compress_value_s, planted.codec["topk"].compress_value_s));
         assert!(found.rows.iter().all(|row| near(row.truth_s, row.measured_s)), "{found}");
+    }
+
+    #[test]
+    fn a_step_that_no_compressor_fits_is_told() {
+        let (frozen, data) = (Coefficients::frozen(), Arc::new(Data::synthetic(4)));
+        let mut measured = as_executed(&frozen, &data);
+        let cell = cell(&measured);
+        let curves: BTreeMap<String, Curve> = measured
+            .steps
+            .keys()
+            .map(|setting| (setting.clone(), fixed::sizes(&cell, setting, &data).unwrap()))
+            .collect();
+        let curves: BTreeMap<&String, Curve> = curves.iter().map(|(setting, curve)| (setting, curve.clone())).collect();
+        let mut bounds = |seconds: f64| {
+            measured.steps.insert(TOP_K.to_owned(), MeasuredStep { seconds });
+            codecs(&measured, &cell, &frozen, &curves).unwrap().bounds.get(TOP_K).copied()
+        };
+        let as_truth = step_s(&cell, &frozen, &curves[&TOP_K.to_owned()]).unwrap();
+        assert_eq!([1e-6, as_truth, 1e6].map(&mut bounds), [Some(LEAST), None, Some(MOST)]);
+        let row = Row { what: "a step by x".into(), measured_s: 1.0, truth_s: 2.0, bound: Some(LEAST) };
+        let text = Calibrated { truth: frozen.clone(), error: 0.0, rows: vec![row] }.to_string();
+        assert!(
+            text.contains("| a step by x (no fit: its compressor at 0.01 of the table's times) | 1000.00 |"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -257,8 +257,12 @@ pub fn fitted(drawn: &Cell, truth: &Coefficients) -> Result<Cell> {
         if slow { low = middle } else { high = middle }
     }
     let fitted = cell(compute_s, 10f64.powf(high));
-    let came = fixed::dense_transfers(&fitted, truth)? / fitted.compute_s;
-    Ok(Cell { communication_ratio: rounded(came), ..fitted })
+    Ok(Cell { communication_ratio: communication_ratio(&fitted, truth)?, ..fitted })
+}
+
+/// Of a dense step of a cell: its transfers over its computing, by the truth, in the mean of the phases.
+pub fn communication_ratio(cell: &Cell, truth: &Coefficients) -> Result<f64> {
+    Ok(rounded(fixed::dense_transfers(cell, truth)? / cell.compute_s))
 }
 
 struct Drawn {

@@ -5,7 +5,7 @@
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
 //! [`run`] does both for all cells, with curves that are this program's ([`spot`]), and keeps a file for each ([`files`]); [`score`]
 //! makes seconds to a target and ratios of them, `ratios` compares cells, [`reaction`] makes times from changes to better strategies,
-//! [`summary`] and [`plot`] show all of it. [`mod@record`] keeps results as baselines, [`reality`] compares with an experiment,
+//! [`summary`] and [`plot`] show all of it, as [`report`] writes it. [`mod@record`] keeps results as baselines, [`reality`] compares with an experiment,
 //! [`calibrate`] fits the truth to a machine.
 
 pub mod adaptive;
@@ -13,6 +13,7 @@ pub mod agents;
 pub mod baselines;
 pub mod calibrate;
 pub mod cells;
+mod chart;
 pub mod families;
 pub mod files;
 pub mod fixed;
@@ -23,6 +24,7 @@ mod ratios;
 pub mod reaction;
 pub mod reality;
 pub mod record;
+pub mod report;
 pub mod run;
 pub mod score;
 pub mod spot;

@@ -10,15 +10,17 @@ use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::{self, Library, Shared};
 use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, MeasuredRun};
+use flexcomm_suite::report::{self, Results};
 use flexcomm_suite::run::{self, Job, Suite};
-use flexcomm_suite::summary::{Of, Summary};
-use flexcomm_suite::{calibrate, families, files, plot, record, spot};
+use flexcomm_suite::summary::Of;
+use flexcomm_suite::{calibrate, families, files, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{self, AtomicBool};
+use std::sync::{Arc, Mutex};
 
 /// Where the suite's cells are, seen from the repository's root.
 const CELLS: &str = "suite/cells";
@@ -28,6 +30,8 @@ const CURVES: &str = "suite/curves";
 const BASELINES: &str = "suite/baselines";
 /// And the digest of cells and truth.
 const FROZEN: &str = "suite/frozen.json";
+/// And experiments with the cells that they played.
+const REALITY: &str = "suite/reality";
 /// Seeds of a cell whose interval is wide, in a whole run.
 const MOST_SEEDS: usize = 4;
 /// Results.
@@ -61,6 +65,22 @@ struct Args {
 enum Command {
     /// Runs cells and says what they show.
     Run(RunArgs),
+    /// What the results that there are show, as after a run: nothing runs.
+    Summary {
+        #[command(flatten)]
+        of: OfCells,
+        /// Results.
+        #[arg(long, default_value = TARGET)]
+        target: PathBuf,
+    },
+    /// The communication_ratio of a cell: of a dense step, transfers over computing, by the truth.
+    Ratio {
+        /// The cell's file; its own communication_ratio does not matter.
+        cell: PathBuf,
+        /// Other coefficients of the truth.
+        #[arg(long)]
+        truth: Option<PathBuf>,
+    },
     /// Writes the suite's cells, one file each.
     Cells {
         /// Where to.
@@ -89,6 +109,9 @@ enum Command {
         /// Keeps flexcomm's runs as the recorded planner's, too: the commit whose planner ran.
         #[arg(long, value_name = "COMMIT")]
         planner: Option<String>,
+        /// Cells; others are refused.
+        #[arg(long, default_value = CELLS)]
+        cells: PathBuf,
         /// Where to.
         #[arg(long, default_value = BASELINES)]
         baselines: PathBuf,
@@ -112,17 +135,19 @@ enum Command {
         #[arg(long)]
         first_decile: bool,
     },
-    /// What an experiment's settings took (python/bench/experiment.py --cell) beside what the truth says.
+    /// What an experiment's settings took (python/bench/experiment.py --cell) beside what the truth says, and whether that is near
+    /// enough.
     Compare {
-        /// The experiment's results.json.
-        results: PathBuf,
+        /// The experiment's results.json; without it all cells of suite/reality are compared.
+        #[arg(requires = "cell")]
+        results: Option<PathBuf>,
         /// What was played.
-        #[arg(long)]
-        cell: PathBuf,
+        #[arg(long, requires = "results")]
+        cell: Option<PathBuf>,
         /// Coefficients of the machine that played it.
         #[arg(long, default_value = "suite/reality/uml.toml")]
         truth: PathBuf,
-        /// Also as JSON.
+        /// Also as JSON, a list.
         #[arg(long)]
         out: Option<PathBuf>,
     },
@@ -134,15 +159,28 @@ struct Common {
     #[arg(long, default_value = DEFAULT_FOLDER)]
     data: PathBuf,
     /// Jobs at once.
-    #[arg(long, default_value_t = 2)]
-    threads: usize,
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
+}
+
+/// What results are of.
+#[derive(clap::Args)]
+struct OfCells {
+    /// Cells.
+    #[arg(long, default_value = CELLS)]
+    cells: PathBuf,
+    /// Other coefficients of the truth.
+    #[arg(long)]
+    truth: Option<PathBuf>,
+    /// Curves of fixed settings; those that it lacks are with the results.
+    #[arg(long, default_value = CURVES)]
+    curves: PathBuf,
 }
 
 #[derive(clap::Args)]
 struct RunArgs {
-    /// Cells.
-    #[arg(long, default_value = CELLS)]
-    cells: PathBuf,
+    #[command(flatten)]
+    of: OfCells,
     /// Of those only some: names, with commas between them.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -152,12 +190,6 @@ struct RunArgs {
     /// Runs of each cell; its first seeds.
     #[arg(long)]
     seeds: Option<usize>,
-    /// Other coefficients of the truth.
-    #[arg(long)]
-    truth: Option<PathBuf>,
-    /// Curves of fixed settings; missing ones are trained and kept with the results.
-    #[arg(long, default_value = CURVES)]
-    curves: PathBuf,
     /// Baselines; missing ones are computed and kept with the results.
     #[arg(long, default_value = BASELINES)]
     baselines: PathBuf,
@@ -194,8 +226,14 @@ fn main() -> Result<()> {
             unless_stopped(train(recipes, &library, common.threads), &stop)
         }
         Command::Fixed { target } => print_fixed(&target.join("results")),
-        Command::Record { planner, baselines, target } => {
-            record::record(&baselines, &target.join("results"), planner.as_deref())
+        Command::Record { planner, cells, baselines, target } => {
+            record::record(&baselines, &target.join("results"), &Cell::read_all(&cells)?, planner.as_deref())
+        }
+        Command::Summary { of, target } => summary(of, &target),
+        Command::Ratio { cell, truth } => {
+            let (cell, truth) = (Cell::read(&cell)?, self::truth(truth.as_deref())?);
+            println!("communication_ratio = {}", families::communication_ratio(&cell, &truth)?);
+            Ok(())
         }
         Command::Freeze => {
             let cells = Cell::read_all(CELLS.as_ref())?;
@@ -203,7 +241,8 @@ fn main() -> Result<()> {
             missing.retain(|name| cells.iter().all(|cell| cell.name != *name));
             ensure!(missing.is_empty(), "{CELLS} lacks {}", missing.join(", "));
             let digest = run::frozen_digest(&cells, &Coefficients::frozen())?;
-            println!("{FROZEN}: {} cells and the truth have the digest {digest}", cells.len());
+            let before = frozen().map_or("none".to_owned(), |frozen| frozen.digest);
+            println!("{FROZEN}: {} cells and the truth have the digest {digest}; it was {before}", cells.len());
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
         }
         Command::Calibrate { measured, out, base, first_decile } => {
@@ -216,7 +255,10 @@ fn main() -> Result<()> {
             print!("{calibrated}");
             Ok(())
         }
-        Command::Compare { results, cell, truth, out } => compare_with_reality(&results, &cell, &truth, out.as_deref()),
+        Command::Compare { results, cell, truth, out } => {
+            let given = results.zip(cell).map(|(results, cell)| vec![Played { cell, results }]);
+            compare_with_reality(&given.map_or_else(kept_experiments, Ok)?, &truth, out.as_deref())
+        }
     }
 }
 
@@ -230,7 +272,7 @@ fn unless_stopped(result: Result<()>, stop: &AtomicBool) -> Result<()> {
 }
 
 /// Trains what no file has yet.
-fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usize) -> Result<()> {
+fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: NonZeroUsize) -> Result<()> {
     let mut jobs: Vec<Recipe> = Vec::new();
     for recipe in recipes {
         if !jobs.contains(&recipe) && library.read(&recipe, &fixed::settings(recipe.momentum))?.is_none() {
@@ -247,37 +289,70 @@ fn train(recipes: impl Iterator<Item = Recipe>, library: &Library, threads: usiz
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..threads.get()).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))))
     })
 }
 
-/// What an experiment took beside what the truth says.
-fn compare_with_reality(results: &Path, cell: &Path, truth: &Path, out: Option<&Path>) -> Result<()> {
-    let truth = self::truth(Some(truth))?;
-    let (runs, cell): (Vec<MeasuredRun>, _) = (files::read_json(results)?, Cell::read(cell)?);
-    let compared = reality::compare(&runs, &cell, &truth, &Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?)?;
+/// A cell, and what an experiment that played it took.
+struct Played {
+    cell: PathBuf,
+    results: PathBuf,
+}
+
+/// What suite/reality keeps.
+fn kept_experiments() -> Result<Vec<Played>> {
+    let cells = files::in_folder(REALITY.as_ref(), |name| name.ends_with(".toml"))?;
+    let played = |cell: PathBuf| Played { results: cell.with_extension("json"), cell };
+    // Coefficients are there, too.
+    Ok(cells.into_iter().map(played).filter(|played| played.results.exists()).collect())
+}
+
+/// What experiments took beside what the truth says.
+fn compare_with_reality(all: &[Played], truth: &Path, out: Option<&Path>) -> Result<()> {
+    let (truth, data) = (self::truth(Some(truth))?, Shared::new(DEFAULT_FOLDER.into()));
+    let mut compared = Vec::new();
+    for Played { cell, results } in all {
+        let (runs, cell): (Vec<MeasuredRun>, _) = (files::read_json(results)?, Cell::read(cell)?);
+        if !reality::check_plan(results, &cell)? && results.file_stem() != Some(cell.name.as_ref()) {
+            eprintln!(
+                "no plan.json is beside {}: that it is of the cell {} is not known",
+                results.display(),
+                cell.name
+            );
+        }
+        let one = reality::compare(&runs, &cell, &truth, &data.of(cell.world)?)?;
+        println!("{one}");
+        compared.push(one);
+    }
     out.map_or(Ok(()), |out| files::write_json(out, &compared))?;
-    print!("{compared}");
+    let closing = reality::closing(&compared);
+    ensure!(!compared.is_empty() && compared.iter().all(reality::Comparison::passes), "{closing}");
+    println!("{closing}");
     Ok(())
 }
 
 /// Those of the cells that are asked for.
 fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
-    ensure!(!args.only.iter().any(String::is_empty), "--only names a cell without a name");
+    let only: Vec<&str> = args.only.iter().map(|name| name.trim()).collect();
+    ensure!(!only.contains(&""), "--only names a cell without a name");
     let names: Vec<&str> = cells.iter().map(|cell| cell.name.as_str()).collect();
-    let wanted: Vec<&str> = match (args.quick, args.only.is_empty()) {
+    let wanted: Vec<&str> = match (args.quick, only.is_empty()) {
         (true, _) => QUICK.into(),
-        (_, false) => args.only.iter().map(String::as_str).collect(),
+        (_, false) => only,
         _ => names.clone(),
     };
     let unknown: Vec<&str> = wanted.iter().filter(|name| !names.contains(name)).copied().collect();
-    let (unknown, there, folder) = (unknown.join(", "), names.join(", "), args.cells.display());
+    let (unknown, there, folder) = (unknown.join(", "), names.join(", "), args.of.cells.display());
     ensure!(unknown.is_empty(), "{folder} has no cell {unknown}; it has {there}");
     let most = args.seeds.unwrap_or(if args.quick { 1 } else { usize::MAX });
     ensure!(most > 0, "--seeds is 0, at least one is needed");
-    let job = |cell: &Cell| Job { cell: cell.clone(), seeds: cell.seeds.iter().copied().take(most).collect() };
-    Ok(cells.iter().filter(|cell| wanted.contains(&cell.name.as_str())).map(job).collect())
+    let job = |cell: &Cell| {
+        let (there, name) = (cell.seeds.len(), &cell.name);
+        ensure!(args.seeds.is_none_or(|most| most <= there), "--seeds is {most}, {name} has {there}");
+        Ok(Job { cell: cell.clone(), seeds: cell.seeds.iter().copied().take(most).collect() })
+    };
+    cells.iter().filter(|cell| wanted.contains(&cell.name.as_str())).map(job).collect()
 }
 
 fn truth(file: Option<&Path>) -> Result<Coefficients> {
@@ -286,14 +361,23 @@ fn truth(file: Option<&Path>) -> Result<Coefficients> {
     Coefficients::parse(&path.display().to_string(), &text).map_err(|error| anyhow!("failed to {error}"))
 }
 
+fn frozen() -> Option<Frozen> {
+    files::read_json(FROZEN.as_ref()).ok()
+}
+
+/// What a table of these cells under this truth, by that program, is of.
+fn of(cells: &[Cell], truth: &Coefficients, binary: String, incomplete: Vec<String>) -> Result<Of> {
+    let digest = run::frozen_digest(cells, truth)?;
+    let frozen = frozen().is_some_and(|frozen| frozen.digest == digest);
+    Ok(Of { digest, frozen, binary, incomplete })
+}
+
 fn run(args: RunArgs) -> Result<()> {
-    let cells = Cell::read_all(&args.cells)?;
+    let cells = Cell::read_all(&args.of.cells)?;
     let jobs = chosen(&cells, &args)?;
-    let truth = truth(args.truth.as_deref())?;
-    let frozen = std::fs::read_to_string(FROZEN).ok().and_then(|text| serde_json::from_str::<Frozen>(&text).ok());
-    let digest = run::frozen_digest(&cells, &truth)?;
-    let frozen = frozen.is_some_and(|frozen| frozen.digest == digest);
+    let truth = truth(args.of.truth.as_deref())?;
     let binary = run::binary_digest()?;
+    let of = of(&cells, &truth, binary.clone(), Vec::new())?;
     let Common { data, threads } = args.common;
     ensure!(
         data.join("train-images-idx3-ubyte.gz").exists(),
@@ -301,14 +385,14 @@ fn run(args: RunArgs) -> Result<()> {
         data.display()
     );
     let stop = flexcomm_signals::stop_or_end().context("failed to wait for Ctrl-C")?;
-    let library = Library::new(args.curves, args.target.join("curves"), Shared::new(data), stop.clone());
+    let library = Library::new(args.of.curves, args.target.join("curves"), Shared::new(data), stop.clone());
     let is_part = args.quick || !args.only.is_empty() || args.seeds.is_some();
     let suite = Suite {
         truth,
         library,
         decided: Box::new(run::decided),
         checked: Box::new(spot::check),
-        binary: binary.clone(),
+        binary,
         results: args.target.join("results"),
         baselines: args.baselines,
         resume: !args.anew,
@@ -318,23 +402,24 @@ fn run(args: RunArgs) -> Result<()> {
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
     let records = suite.all(&jobs, threads);
     unless_stopped(Ok(()), &stop)?;
-    let summary = Summary::new(&records, Of { digest, frozen, binary });
-    files::write_json(&args.target.join("summary.json"), &summary)?;
-    let plots = [
-        ("regret-by-family", "Regret by family", &summary.by_family),
-        ("regret-by-phase", "Regret by length of phases", &summary.by_phase),
-        ("regret-by-ratio", "Regret by ratio of communication to computing", &summary.by_ratio),
-    ];
-    for (file, title, groups) in plots {
-        files::write(&args.target.join(format!("{file}.svg")), &plot::groups(title, groups))?;
-    }
-    for record in &records {
-        let path = args.target.join("cells").join(format!("{}.svg", record.name));
-        files::write(&path, &plot::timeline(record))?;
-    }
+    show(&args.target, &records, of)
+}
+
+/// The same of results that are there.
+fn summary(of: OfCells, target: &Path) -> Result<()> {
+    let (cells, truth) = (Cell::read_all(&of.cells)?, truth(of.truth.as_deref())?);
+    let library = Library::new(of.curves, target.join("curves"), Shared::new(DEFAULT_FOLDER.into()), Arc::default());
+    let Results { records, incomplete, binary } = report::read(&target.join("results"), &cells, &truth, &library)?;
+    let of = self::of(&cells, &truth, binary, incomplete)?;
+    show(target, &records, of)
+}
+
+/// Writes and prints what results show. Those that ended with an error make it fail.
+fn show(target: &Path, records: &[Record], of: Of) -> Result<()> {
+    let summary = report::write(target, records, of)?;
     println!("{}", summary.table());
-    println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", args.target.display());
-    let failures = run::failures(&records);
+    println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", target.display());
+    let failures = run::failures(records);
     ensure!(failures.is_empty(), "{} cells or runs ended with an error\n{}", failures.len(), failures.join("\n"));
     Ok(())
 }
@@ -355,4 +440,29 @@ fn print_fixed(results: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen_by(given: &[&str]) -> Result<Vec<Job>> {
+        let Command::Run(args) = Args::try_parse_from([&["suite", "run"], given].concat())?.command else {
+            panic!("run")
+        };
+        let cells = Cell::read_all(concat!(env!("CARGO_MANIFEST_DIR"), "/cells").as_ref()).unwrap();
+        chosen(&cells, &args)
+    }
+
+    #[test]
+    fn cells_and_seeds_are_those_that_are_asked_for() {
+        let jobs = chosen_by(&["--only", "swing-4, good-2", "--seeds", "2"]).unwrap();
+        let chosen: Vec<_> = jobs.iter().map(|job| (job.cell.name.as_str(), job.seeds.len())).collect();
+        assert_eq!(chosen, [("good-2", 2), ("swing-4", 2)]);
+        let error = |given: &[&str]| chosen_by(given).unwrap_err().to_string();
+        assert!(error(&["--only", "swing-4, "]).contains("a cell without a name"));
+        assert!(error(&["--only", "swing-4", "--seeds", "99"]).contains("--seeds is 99, swing-4 has 3"));
+        assert!(error(&["--seeds", "0"]).contains("--seeds is 0, at least one"));
+        assert!(error(&["--threads", "0"]).contains("--threads <THREADS>'"), "{}", error(&["--threads", "0"]));
+    }
 }

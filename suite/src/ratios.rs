@@ -48,7 +48,7 @@ impl View<'_> {
     }
 
     /// By seed.
-    fn ratios(&self, record: &Record, who: Method, over: Over) -> Vec<f64> {
+    pub(crate) fn ratios(&self, record: &Record, who: Method, over: Over) -> Vec<f64> {
         let known = |seed| Some(self.seconds(record, who, seed)? / self.over(record, over, seed)?);
         let failed = |seed| failed(record, seed).filter(|_| who == Method::Flexcomm);
         record.seeds.iter().filter_map(|seed| known(*seed).or(failed(*seed))).collect()

@@ -5,18 +5,73 @@
 //! time of these steps. A setting that does not reach the target is compared over all of its steps.
 
 use crate::cells::Cell;
+use crate::files;
 use crate::fixed;
 use crate::ranks::Data;
 use crate::score::{self, Point};
 use anyhow::{Context, Result, ensure};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The experiment's name of a run that adapts; the truth has no curve of it.
 const ADAPTIVE: &str = "flexcomm";
+
+/// What is promised of every cell: Kendall's tau at least,
+const LEAST_TAU: f64 = 0.8;
+/// ratios between settings off by so much at the median
+const MEDIAN: f64 = 0.15;
+/// and at worst.
+const WORST: f64 = 0.3;
+
+/// Keys of a cell that an experiment does not play: labels; seeds, which are those of its runs; and times of computing and compression,
+/// which are its machine's (`compute_s` is written by `experiment.py --calibrate`, which may come after a cell was played).
+const NOT_PLAYED: [&str; 7] =
+    ["family", "phase_s", "seeds", "compute_s", "codec_factor", "codec_factors", "communication_ratio"];
+
+/// Whether a plan.json beside the results tells what was played.
+///
+/// # Errors
+/// It tells of another cell: which keys differ.
+pub fn check_plan(results: &Path, cell: &Cell) -> Result<bool> {
+    let path = results.with_file_name("plan.json");
+    if !path.exists() {
+        return Ok(false);
+    }
+    let mut plan: Value = files::read_json(&path)?;
+    let played = plan.get_mut("cell").and_then(Value::as_object_mut);
+    let played =
+        played.with_context(|| format!("{} is of no cell: `experiment.py --cell` makes one", path.display()))?;
+    let name = played.remove("name").and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default();
+    // With what a file may leave out.
+    let played: Cell = serde_json::from_value(Value::Object(std::mem::take(played)))
+        .with_context(|| format!("failed to read the cell of {}", path.display()))?;
+    let [played, cell_keys] = [&played, cell].map(serde_json::to_value);
+    let (played, cell_keys) = (played.context("write a cell as JSON")?, cell_keys.context("write a cell as JSON")?);
+    let keys = [&played, &cell_keys].into_iter().filter_map(Value::as_object).flat_map(|keys| keys.keys());
+    let keys: BTreeSet<&String> = keys.filter(|key| !NOT_PLAYED.contains(&key.as_str())).collect();
+    let differs = keys.into_iter().filter(|key| played.get(key) != cell_keys.get(key)).map(|key| {
+        let text = |value: Option<&Value>| value.map_or("none".to_owned(), Value::to_string);
+        match (played.get(key), cell_keys.get(key)) {
+            (Some(Value::Array(_) | Value::Object(_)), _) => key.clone(),
+            (played, cell) => format!("{key} (played with {}, the cell has {})", text(played), text(cell)),
+        }
+    });
+    let differs: Vec<String> = differs.collect();
+    ensure!(
+        differs.is_empty(),
+        "{} is not of the cell {}: {} played {name}, which differs in {}",
+        results.display(),
+        cell.name,
+        path.display(),
+        differs.join(", ")
+    );
+    Ok(true)
+}
 
 /// One run of the experiment.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -157,30 +212,72 @@ pub fn compare(runs: &[MeasuredRun], cell: &Cell, truth: &Coefficients, data: &A
         });
     }
     settings.sort_by(|a, b| a.experiment_s.total_cmp(&b.experiment_s));
-    let common = score::geometric_mean(settings.iter().map(|one| one.ratio)).unwrap_or(f64::NAN);
-    let errors = |of: f64, share: f64| {
-        let errors: Vec<f64> = settings.iter().map(|one| score::apart(one.ratio, of)).collect();
-        score::quantile(&errors, share).unwrap_or(f64::NAN)
-    };
+    let errors: Vec<f64> = settings.iter().map(|one| score::apart(one.ratio, 1.0)).collect();
+    let ratio_errors = ratio_errors(&settings);
+    let of_share = |errors: &[f64], share| score::quantile(errors, share).unwrap_or(f64::NAN);
     let of = |value: fn(&SettingComparison) -> f64| settings.iter().map(value).collect::<Vec<_>>();
     Ok(Comparison {
         cell: cell.name.clone(),
         kendall: score::kendall(&of(|one| one.experiment_s), &of(|one| one.truth_s)),
-        median_error: errors(1.0, 0.5),
-        worst_error: errors(1.0, 1.0),
-        median_ratio_error: errors(common, 0.5),
-        worst_ratio_error: errors(common, 1.0),
+        median_error: of_share(&errors, 0.5),
+        worst_error: of_share(&errors, 1.0),
+        median_ratio_error: of_share(&ratio_errors, 0.5),
+        worst_ratio_error: of_share(&ratio_errors, 1.0),
         settings,
     })
+}
+
+/// By how much the truth is off in each setting, without what all settings of the cell have in common.
+fn ratio_errors(settings: &[SettingComparison]) -> Vec<f64> {
+    let common = score::geometric_mean(settings.iter().map(|one| one.ratio)).unwrap_or(f64::NAN);
+    settings.iter().map(|one| score::apart(one.ratio, common)).collect()
+}
+
+fn percent(error: f64) -> String {
+    format!("{:.0} %", 100.0 * error)
+}
+
+fn in_words(passes: bool) -> &'static str {
+    if passes { "PASS" } else { "FAIL" }
+}
+
+impl Comparison {
+    /// Whether the order of settings and the ratios between them are as near as promised. A single setting has no order.
+    pub fn passes(&self) -> bool {
+        let Self { kendall, median_ratio_error, worst_ratio_error, .. } = self;
+        kendall.is_some_and(|tau| tau >= LEAST_TAU) && *median_ratio_error <= MEDIAN && *worst_ratio_error <= WORST
+    }
+}
+
+/// A line on all cells together.
+pub fn closing(all: &[Comparison]) -> String {
+    let passed = all.iter().filter(|one| one.passes()).count();
+    let tau = all.iter().filter_map(|one| one.kendall).min_by(f64::total_cmp);
+    let errors: Vec<f64> = all.iter().flat_map(|one| ratio_errors(&one.settings)).collect();
+    let of_share = |share| percent(score::quantile(&errors, share).unwrap_or(f64::NAN));
+    format!(
+        "{}: {passed} of {} cells are within a Kendall's tau of {LEAST_TAU} and ratios between settings off by {} at the median, {} at \
+         worst; over all, the least tau is {} and ratios are off by {} and {}",
+        in_words(passed == all.len() && passed > 0),
+        all.len(),
+        percent(MEDIAN),
+        percent(WORST),
+        tau.map_or("-".to_owned(), |tau| format!("{tau:.2}")),
+        of_share(0.5),
+        of_share(1.0)
+    )
 }
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cell, kendall, settings, .. } = self;
         let kendall = kendall.map_or("-".to_owned(), |tau| format!("{tau:.2}"));
-        let percent = |error: f64| format!("{:.0} %", 100.0 * error);
+        let passes = in_words(self.passes());
         let [median, worst] = [self.median_error, self.worst_error].map(percent);
-        writeln!(f, "{cell}: Kendall's tau {kendall}; the truth is off by {median} at the median, {worst} at worst,")?;
+        writeln!(
+            f,
+            "{cell}: {passes}, Kendall's tau {kendall}; the truth is off by {median} at the median, {worst} at worst,"
+        )?;
         let [median, worst] = [self.median_ratio_error, self.worst_ratio_error].map(percent);
         writeln!(f, "in the ratios between settings by {median} and {worst}\n")?;
         let phases = settings.first().map_or(0, |one| one.phases.len());
@@ -202,8 +299,6 @@ impl fmt::Display for Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files;
-    use std::path::Path;
 
     const TOP_K: &str = "topk(k=0.01)+ef(vanilla)/allgather";
 
@@ -244,6 +339,72 @@ mod tests {
         // One setting is slower than the other by 20 %: each is off by the root of that from what both have in common.
         assert!(text.contains(&format!("{first}\nin the ratios between settings by 10 % and 10 %\n")), "{text}");
         assert!(text.contains(&format!("| {TOP_K} (all steps) |")), "{text}");
+    }
+
+    #[test]
+    fn what_was_played_is_the_cell() {
+        let folder = tempfile::tempdir().unwrap();
+        let (results, cell) = (folder.path().join("results.json"), cell());
+        assert!(!check_plan(&results, &cell).unwrap());
+        let write = |plan: &Value| files::write_json(&folder.path().join("plan.json"), plan).unwrap();
+        let played = |change: &dyn Fn(&mut Cell)| {
+            let mut played = cell.clone();
+            change(&mut played);
+            let mut played = serde_json::to_value(&played).unwrap();
+            played["name"] = "other".into();
+            write(&serde_json::json!({ "cell": played, "seeds": 3 }));
+            check_plan(&results, &cell).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(played(&|_| ()), Ok(true));
+        // Its processor's time is the machine's.
+        assert_eq!(played(&|cell| (cell.compute_s, cell.communication_ratio) = (0.0111, 3.0)), Ok(true));
+        let error = played(&|cell| (cell.steps, cell.batch) = (60, 32)).unwrap_err();
+        assert!(
+            error.contains(
+                "played other, which differs in batch (played with 32, the cell has 64), steps (played with 60"
+            ),
+            "{error}"
+        );
+        assert!(error.contains("is not of the cell b: "), "{error}");
+        let error = played(&|cell| cell.phases[0].latency_ms = 7.0).unwrap_err();
+        assert!(error.ends_with("which differs in phase"), "{error}");
+        write(&serde_json::json!({ "cell": null }));
+        assert!(check_plan(&results, &cell).unwrap_err().to_string().contains("plan.json is of no cell"));
+    }
+
+    #[test]
+    fn limits_are_those_of_order_and_ratios() {
+        let one = |ratio: f64| SettingComparison {
+            setting: "x".into(),
+            seeds: 1,
+            reached: true,
+            experiment_s: 1.0,
+            truth_s: ratio,
+            ratio,
+            phases: Vec::new(),
+        };
+        let passed = Comparison {
+            cell: "c".into(),
+            kendall: Some(0.8),
+            median_error: 0.4,
+            worst_error: 0.9,
+            median_ratio_error: 0.15,
+            worst_ratio_error: 0.3,
+            settings: vec![one(2.0), one(2.0), one(2.2)],
+        };
+        let failed = [
+            Comparison { kendall: Some(0.79), ..passed.clone() },
+            Comparison { kendall: None, ..passed.clone() },
+            Comparison { median_ratio_error: 0.16, ..passed.clone() },
+            Comparison { worst_ratio_error: 0.31, ..passed.clone() },
+        ];
+        assert!(passed.passes() && failed.iter().all(|one| !one.passes()));
+        assert!(passed.to_string().starts_with("c: PASS, ") && failed[0].to_string().starts_with("c: FAIL, "));
+        let line = closing(&[passed.clone(), failed[0].clone()]);
+        assert!(line.starts_with("FAIL: 1 of 2 cells are within a Kendall's tau of 0.8 "), "{line}");
+        // Of 2, 2 and 2.2 over their mean.
+        assert!(line.ends_with("the least tau is 0.79 and ratios are off by 3 % and 7 %"), "{line}");
+        assert!(closing(&[passed]).starts_with("PASS: 1 of 1 cells") && closing(&[]).starts_with("FAIL: 0 of 0"));
     }
 
     #[test]

@@ -1,23 +1,33 @@
 //! Results of a run become the baselines of later ones.
 
 use crate::baselines::{Baselines, Record, RecordedPlanner};
+use crate::cells::Cell;
 use crate::files;
 use crate::run;
 use anyhow::{Result, bail, ensure};
 use std::path::Path;
 
-/// Keeps what does not change with the program in the folder `baselines`, a file for each cell with results.
+/// Keeps what does not change with the program in the folder `baselines`, a file for each cell with results; `cells` are the suite's.
 ///
 /// The recorded planner stays the one that is there; with `planner`, a commit, flexcomm's runs become that commit's.
 ///
 /// # Errors
-/// And nothing is written: no results; a cell that has not run with all of its seeds; a run with an error; a recorded planner whose runs
+/// And nothing is written: no results; those of a cell that is none of `cells` or differs from it; a cell that has not run with all of its seeds; a run with an error; a recorded planner whose runs
 /// are of another cell, truth or curves than the results; `planner` that is no commit.
-pub fn record(baselines: &Path, results: &Path, planner: Option<&str>) -> Result<()> {
+pub fn record(baselines: &Path, results: &Path, cells: &[Cell], planner: Option<&str>) -> Result<()> {
     let records = run::read_records(results)?;
     ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", results.display());
     let failures = run::failures(&records);
     ensure!(failures.is_empty(), "runs ended with an error: mend it and run again\n{}", failures.join("\n"));
+    let other = records.iter().filter(|record| !cells.iter().any(|cell| record.is_of(cell)));
+    let other: Vec<&str> = other.map(|record| record.name.as_str()).collect();
+    ensure!(
+        other.is_empty(),
+        "{} are not the suite's cells of these names (--cells): only baselines of those are kept; run them, or remove their results \
+         from {}",
+        other.join(", "),
+        results.display()
+    );
     if let Some(commit) = planner {
         let is_hash = (7..=40).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
         ensure!(is_hash, "--planner is {commit:?}, it takes the hash of the commit that ran (`git rev-parse HEAD`)");
@@ -73,6 +83,11 @@ mod tests {
             change(&mut record);
             files::write_json(&results.join("a-1.json"), &record).unwrap();
         };
+        let cells = || -> Vec<Cell> {
+            let all = run::read_records(&results).unwrap().into_iter();
+            all.map(|record| Cell { name: record.name, ..record.cell }).collect()
+        };
+        let record = |baselines: &Path, results: &Path, planner| super::record(baselines, results, &cells(), planner);
         let kept = || -> Baselines { files::read_json(&baselines.join("a-1.json")).unwrap() };
         let error = |planner| format!("{:#}", record(&baselines, &results, planner).unwrap_err());
         run(100.0, &|_| ());
@@ -95,6 +110,12 @@ mod tests {
         run(90.0, &|record| record.cell.seeds = vec![1, 2]);
         assert!(error(None).contains("a-1 has not run with all of its seeds [1, 2]"));
         run(90.0, &|_| ());
+        let mut other = cells();
+        other[0].compute_s *= 2.0;
+        for cells in [&[], &other[..]] {
+            let error = super::record(&baselines, &results, cells, None).unwrap_err().to_string();
+            assert!(error.contains("a-1 are not the suite's cells of these names"), "{error}");
+        }
         record(&baselines, &results, Some("fedcba9")).unwrap();
         assert_eq!(kept().recorded_planner.unwrap().commit, "fedcba9");
     }

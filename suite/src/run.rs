@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_controller::RawConfig;
 use flexcomm_truth::coefficients::Coefficients;
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -92,6 +93,21 @@ pub fn truth_digest(truth: &Coefficients) -> Result<String> {
 pub fn frozen_digest(cells: &[Cell], truth: &Coefficients) -> Result<String> {
     let cells: BTreeMap<&str, &Cell> = cells.iter().map(|cell| (cell.name.as_str(), cell)).collect();
     files::digest(&(cells, truth_digest(truth)?))
+}
+
+/// A digest of all that a cell's baselines hang on; none where curves are missing.
+pub(crate) fn baselines_digest(
+    library: &Library,
+    truth: &Coefficients,
+    cell: &Cell,
+    seeds: &[u64],
+) -> Result<Option<String>> {
+    let settings = fixed::settings(cell.momentum);
+    let curves = seeds.iter().map(|seed| library.read(&cell.recipe(*seed), &settings));
+    let Some(curves) = curves.collect::<Result<Option<Vec<Curves>>>>()? else { return Ok(None) };
+    let of = |curves: &'_ Curves| settings.iter().map(|(setting, _)| curves.of(setting).ok().cloned()).collect();
+    let curves: Vec<Vec<_>> = curves.iter().map(of).collect();
+    files::digest(&(cell, truth_digest(truth)?, seeds, curves)).map(Some)
 }
 
 /// A digest of the program that runs.
@@ -180,14 +196,8 @@ fn path_of(folder: &Path, cell: &str) -> PathBuf {
 }
 
 impl Suite {
-    /// A digest of all that a cell's baselines hang on; none where curves are missing.
     fn digest(&self, cell: &Cell, seeds: &[u64]) -> Result<Option<String>> {
-        let settings = fixed::settings(cell.momentum);
-        let curves = seeds.iter().map(|seed| self.library.read(&cell.recipe(*seed), &settings));
-        let Some(curves) = curves.collect::<Result<Option<Vec<Curves>>>>()? else { return Ok(None) };
-        let of = |curves: &'_ Curves| settings.iter().map(|(setting, _)| curves.of(setting).ok().cloned()).collect();
-        let curves: Vec<Vec<_>> = curves.iter().map(of).collect();
-        files::digest(&(cell, truth_digest(&self.truth)?, seeds, curves)).map(Some)
+        baselines_digest(&self.library, &self.truth, cell, seeds)
     }
 
     /// Baselines that hold for the cell as it is now.
@@ -344,7 +354,7 @@ impl Suite {
     }
 
     /// All jobs, the longest first, by so many threads.
-    pub fn all(&self, jobs: &[Job], threads: usize) -> Vec<Record> {
+    pub fn all(&self, jobs: &[Job], threads: NonZeroUsize) -> Vec<Record> {
         let mut sorted: Vec<&Job> = jobs.iter().collect();
         sorted.sort_by(|a, b| b.size().total_cmp(&a.size()));
         let (left, done) = (Mutex::new(sorted.into_iter()), Mutex::new(Vec::new()));
@@ -363,7 +373,7 @@ impl Suite {
                 eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
         };
-        std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
+        std::thread::scope(|scope| (0..threads.get()).for_each(|_| drop(scope.spawn(work))));
         let done = done.into_inner().unwrap_or_default();
         let mut records: Vec<Record> = done.into_iter().map(|(_, record)| record).collect();
         records.sort_by_key(|record| jobs.iter().position(|job| job.cell.name == record.name));
@@ -665,17 +675,18 @@ mod tests {
         let broken = Cell { name: "broken".into(), momentum: 0.5, ..cell() };
         let jobs = [Job { cell: broken, seeds: vec![1] }, Job { cell: cell(), seeds: vec![1] }];
         let suite = Suite { truth: Coefficients { codec: BTreeMap::new(), ..suite.truth.clone() }, ..suite };
-        let all = suite.all(&jobs[1..], 2);
+        let two = NonZeroUsize::new(2).unwrap();
+        let all = suite.all(&jobs[1..], two);
         let error = all[0].error.as_ref().unwrap();
         assert!(error.contains("the truth has no [codec"), "{error}");
         assert_eq!(all[0].flexcomm[0].error.as_ref(), Some(error));
         assert_eq!(failures(&all), [format!("{}: {error}", cell().name)]);
         let suite = world.suite();
-        assert!(suite.all(&jobs[1..], 2)[0].error.is_none());
+        assert!(suite.all(&jobs[1..], two)[0].error.is_none());
         suite.library.stop.store(true, Ordering::Relaxed);
         let stopped = suite.cell(&jobs[0]);
         assert_eq!(stopped.error.as_deref(), Some("stopped"), "curves of another momentum would be trained");
-        assert!(suite.all(&jobs, 2).is_empty());
+        assert!(suite.all(&jobs, two).is_empty());
     }
 
     #[test]

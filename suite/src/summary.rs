@@ -3,6 +3,7 @@
 use crate::adaptive::Experiments;
 use crate::baselines::{ACCURACY_POINTS, Adapted, Record, UNREACHED};
 use crate::fixed::{self, DENSE};
+use crate::ranks::Model;
 use crate::ratios::{View, best_average, families, of_label, prediction_errors};
 use crate::score::{self, Interval};
 use serde::{Deserialize, Serialize};
@@ -58,7 +59,7 @@ pub enum Over {
 pub struct Row {
     /// Name of the cell.
     pub cell: String,
-    /// `flexcomm`, `oracle`, `random`, or a fixed setting's strategy.
+    /// `flexcomm`, `oracle`, `random`, `recorded planner`, or a fixed setting's strategy.
     pub setting: String,
     /// Of the run.
     pub seed: u64,
@@ -75,7 +76,7 @@ pub struct Row {
     pub ratio_to_dense: Option<f64>,
     /// The same, to the oracle.
     pub ratio_to_oracle: Option<f64>,
-    /// Of live trials.
+    /// Of live trials, up to the target or to what counts where it is not reached.
     pub experiment_seconds: f64,
     /// Why there is no result.
     pub error: Option<String>,
@@ -204,14 +205,38 @@ impl Cause {
     }
 }
 
-/// A cell in which flexcomm loses most.
+/// Flexcomm in a cell. Ratios are of seconds to the target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Worst {
+pub struct CellRow {
     /// Its name.
     pub cell: String,
-    /// To the best fixed setting.
+    /// Its family.
+    pub family: String,
+    /// N.
+    pub world: usize,
+    /// What is trained.
+    pub model: Model,
+    /// Of SGD.
+    pub momentum: f32,
+    /// Length of its phases.
+    pub phase_s: f64,
+    /// See [`crate::cells::Cell::communication_ratio`].
+    pub communication_ratio: f64,
+    /// None where none ran.
+    pub best_fixed: Option<String>,
+    /// Flexcomm's to the best fixed setting.
     pub ratio: f64,
-    /// Why, where the runs tell.
+    /// Of it, by Student's t of its seeds; none of one.
+    pub interval: Option<Interval>,
+    /// Flexcomm's to dense.
+    pub over_dense: Option<f64>,
+    /// Flexcomm's to the oracle.
+    pub over_oracle: Option<f64>,
+    /// The random control's to the best fixed setting.
+    pub random: Option<f64>,
+    /// The recorded planner's to the best fixed setting.
+    pub recorded_planner: Option<f64>,
+    /// Why it takes longer than the oracle, where the runs tell.
     pub cause: Option<Cause>,
     /// Of the time over the oracle's.
     pub share: Option<f64>,
@@ -228,6 +253,8 @@ pub struct Summary {
     pub frozen: bool,
     /// Of the program whose decisions these are.
     pub binary: String,
+    /// Cells that have not run to their end and are left out.
+    pub incomplete: Vec<String>,
     /// Runs.
     pub cells: Vec<Row>,
     /// Fixed setting: flexcomm's time over its.
@@ -246,8 +273,8 @@ pub struct Summary {
     pub by_phase: Vec<Group>,
     /// By ratio of communication to computing.
     pub by_ratio: Vec<Group>,
-    /// Where flexcomm loses most.
-    pub worst: Vec<Worst>,
+    /// Flexcomm in each cell, by family and name.
+    pub by_cell: Vec<CellRow>,
     /// What experiments took.
     pub experiments: Spent,
     /// From changes to better strategies.
@@ -273,6 +300,8 @@ pub struct Of {
     pub frozen: bool,
     /// Of the deciding program.
     pub binary: String,
+    /// Cells that have not run to their end and are left out.
+    pub incomplete: Vec<String>,
 }
 
 /// A number's band, by the upper ends of all but the last.
@@ -296,29 +325,27 @@ impl Summary {
         };
         let every: BTreeSet<String> =
             records.iter().flat_map(|record| record.baselines.settings()).map(fixed::label).collect();
-        let flexcomm = |record: &Record| view.ratio(record, Method::Flexcomm, Over::BestFixed);
-        let worst_60 = records.iter().filter(|record| record.cell.phase_s >= 60.0).filter_map(flexcomm);
-        let mut worst: Vec<Worst> = records.iter().filter_map(|record| worst_of(&view, record)).collect();
-        worst.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
-        worst.truncate(8);
+        let mut by_cell: Vec<CellRow> = records.iter().filter_map(|record| cell_row(&view, record)).collect();
+        by_cell.sort_by(|a, b| (&a.family, &a.cell).cmp(&(&b.family, &b.cell)));
         let pairs =
             Method::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
         Self {
             digest: of.digest,
             frozen: of.frozen,
             binary: of.binary,
+            incomplete: of.incomplete,
             cells: records.iter().flat_map(|record| view.rows(record)).collect(),
             geomean_vs_fixed: every.into_iter().filter_map(against).collect(),
-            worst_ratio_to_best_fixed_60s: worst_60.reduce(f64::max),
+            worst_ratio_to_best_fixed_60s: worst_of(&by_cell, 60.0).map(|row| row.ratio),
             prediction_error: Spread::of(
                 &records.iter().flat_map(|r| prediction_errors(&r.flexcomm)).collect::<Vec<_>>(),
             ),
             compared: pairs.filter_map(|(who, over)| view.compared(who, over, |_| true)).collect(),
             by_family: view.groups(|record| record.cell.family.clone(), String::clone),
-            by_phase: view.groups(|record| band(record.cell.phase_s, &PHASE_ENDS), |band| PHASE_BANDS[*band].into()),
+            by_phase: view.groups(phase_band, |band| PHASE_BANDS[*band].into()),
             by_ratio: view
                 .groups(|record| band(record.cell.communication_ratio, &RATIO_ENDS), |band| RATIO_BANDS[*band].into()),
-            worst,
+            by_cell,
             experiments: spent(records),
             reaction: reaction(records),
             accuracy_over_dense: Method::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
@@ -334,18 +361,60 @@ impl Summary {
     pub fn of(&self, who: Method, over: Over) -> Option<&RatioStats> {
         self.compared.iter().find(|compared| (compared.who, compared.over) == (who, over))
     }
+
+    /// The cell in which flexcomm takes longest over the best fixed setting, of those with phases of so many seconds and more.
+    pub fn worst_of(&self, least_phase_s: f64) -> Option<&CellRow> {
+        worst_of(&self.by_cell, least_phase_s)
+    }
+
+    /// Where flexcomm loses most.
+    pub fn worst(&self) -> Vec<&CellRow> {
+        let mut worst: Vec<&CellRow> = self.by_cell.iter().collect();
+        worst.sort_by(|a, b| b.ratio.total_cmp(&a.ratio));
+        worst.truncate(8);
+        worst
+    }
 }
 
 const PHASE_ENDS: [f64; 3] = [30.0, 120.0, 720.0];
-const PHASE_BANDS: [&str; 4] = ["below 30 s", "30 s to 2 min", "2 to 12 min", "12 min and more"];
+pub(crate) const PHASE_BANDS: [&str; 4] = ["below 30 s", "30 s to 2 min", "2 to 12 min", "12 min and more"];
 const RATIO_ENDS: [f64; 4] = [0.3, 1.0, 3.0, 10.0];
 const RATIO_BANDS: [&str; 5] = ["below 0.3", "0.3 to 1", "1 to 3", "3 to 10", "10 and more"];
 
-fn worst_of(view: &View<'_>, record: &Record) -> Option<Worst> {
-    let ratio = view.ratio(record, Method::Flexcomm, Over::BestFixed)?;
+/// A cell's place among [`PHASE_BANDS`].
+pub(crate) fn phase_band(record: &Record) -> usize {
+    band(record.cell.phase_s, &PHASE_ENDS)
+}
+
+fn worst_of(rows: &[CellRow], least_phase_s: f64) -> Option<&CellRow> {
+    rows.iter().filter(|row| row.phase_s >= least_phase_s).max_by(|a, b| a.ratio.total_cmp(&b.ratio))
+}
+
+fn cell_row(view: &View<'_>, record: &Record) -> Option<CellRow> {
+    let (cell, best) = (&record.cell, |who| view.ratio(record, who, Over::BestFixed));
+    let ratios = view.ratios(record, Method::Flexcomm, Over::BestFixed);
+    let ratio = score::geometric_mean(ratios.iter().copied())?;
+    let of_half = |half: f64| Interval { low: ratio * (-half).exp(), high: ratio * half.exp() };
     let (cause, share) = view.cause(record).unzip();
-    let errors = record.flexcomm.iter().filter(|run| run.error.is_some()).count();
-    Some(Worst { cell: record.name.clone(), ratio, cause, share, errors })
+    Some(CellRow {
+        cell: record.name.clone(),
+        family: cell.family.clone(),
+        world: cell.world,
+        model: cell.model,
+        momentum: cell.momentum,
+        phase_s: cell.phase_s,
+        communication_ratio: cell.communication_ratio,
+        best_fixed: record.baselines.best_fixed().map(str::to_owned),
+        ratio,
+        interval: score::half_width(&ratios).map(of_half),
+        over_dense: view.ratio(record, Method::Flexcomm, Over::Dense),
+        over_oracle: view.ratio(record, Method::Flexcomm, Over::Oracle),
+        random: best(Method::Random),
+        recorded_planner: best(Method::RecordedPlanner),
+        cause,
+        share,
+        errors: record.flexcomm.iter().filter(|run| run.error.is_some()).count(),
+    })
 }
 
 fn accuracy(records: &[Record], who: Method) -> Option<Accuracy> {
@@ -460,7 +529,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn summary(records: &[Record]) -> Summary {
-        let of = Of { digest: "d".into(), frozen: false, binary: "b".into() };
+        let of = Of { digest: "d".into(), frozen: false, binary: "b".into(), incomplete: Vec::new() };
         Summary::new(records, of)
     }
 
@@ -604,7 +673,7 @@ pub(crate) mod tests {
         let of = |change: &dyn Fn(&mut Adapted)| {
             let mut record = record("a-1", "a", 60.0, 50.0, Some(100.0));
             change(&mut record.flexcomm[0]);
-            let worst = summary(&[record]).worst.remove(0);
+            let worst = summary(&[record]).by_cell.remove(0);
             (worst.cause, worst.share.map(|share| (share * 60.0).round()))
         };
         // Of the 60 s more than the oracle's 40.
@@ -629,9 +698,45 @@ pub(crate) mod tests {
         two.flexcomm[0].lost.waiting_s = 45.0;
         two.baselines.oracle.insert(0, adapted(2, None));
         two.flexcomm.insert(0, adapted(2, Some(100.0)));
-        assert_eq!(summary(&[two]).worst[0].cause, Some(Cause::Waiting));
+        assert_eq!(summary(&[two]).by_cell[0].cause, Some(Cause::Waiting));
         assert_eq!(of(&|_| ()).0, None, "nothing tells");
         assert_eq!(of(&|run| run.seconds = Some(39.0)).0, None, "nothing is lost");
+    }
+
+    #[test]
+    fn each_cell_has_a_row() {
+        let mut first = record("b-1", "b", 60.0, 50.0, Some(100.0));
+        first.flexcomm[0].lost.waiting_s = 45.0;
+        let mut second = record("a-2", "a", 10.0, 50.0, None);
+        second.flexcomm[0].error = Some("broken".into());
+        // Two seeds, with 100 and 110 s.
+        let mut third = record("a-1", "a", 1800.0, 50.0, Some(100.0));
+        third.seeds.push(2);
+        third.flexcomm.push(adapted(2, Some(110.0)));
+        let measure = Measure { seed: 2, ..third.baselines.measures[0].clone() };
+        third.baselines.measures.push(measure);
+        for run in third.baselines.fixed.clone() {
+            third.baselines.fixed.push(FixedRun { seed: 2, ..run });
+        }
+        let runs = vec![adapted(1, Some(25.0))];
+        third.baselines.recorded_planner =
+            Some(crate::baselines::RecordedPlanner { commit: "c".into(), binary: "d".into(), runs });
+        let summary = summary(&[first, third, second]);
+        let names: Vec<&str> = summary.by_cell.iter().map(|row| row.cell.as_str()).collect();
+        assert_eq!(names, ["a-1", "a-2", "b-1"]);
+        let worst: Vec<&str> = summary.worst().iter().map(|row| row.cell.as_str()).collect();
+        assert_eq!(worst, ["a-2", "a-1", "b-1"]);
+        let table = summary.table();
+        // Student's t of two logarithms: 12.7 times half of their difference.
+        for part in [
+            "a-1             4  convolutional 0.9  1800 s  2.00  topk(k=0.01)                 2.10 1.14 -  3.84    1.05    2.35    4.00    0.50",
+            "a-2             4  convolutional 0.9    10 s  2.00  topk(k=0.01)                 6.60            -    3.30    8.25    4.00       -  1 failed",
+            "2.00            -    1.00    2.50    4.00       -  waiting",
+            "with phases of 60 s and more: 2.10 (a-1)",
+        ] {
+            assert!(table.contains(part), "no {part:?} in {table}");
+        }
+        assert!(table.lines().all(|line| line.chars().count() <= 150), "{table}");
     }
 
     #[test]
@@ -640,13 +745,13 @@ pub(crate) mod tests {
         broken.error = Some("broken".into());
         let table = summary(&[record("a-1", "a", 60.0, 50.0, Some(100.0)), broken]).table();
         for part in [
-            "2 cells, 2 runs of flexcomm; cells and truth are NOT the frozen ones",
+            "2 cells, 2 runs of flexcomm by the program b; cells and truth are NOT the frozen ones",
             "FAILED, and counted as three budgets: b-1",
             "each cell's best fixed setting",
             "best average fixed",
             "The best average fixed setting is topk(k=0.01)",
             "  none/dense-ring                               ",
-            "  the worst cell's best one, phases from 60 s   2.00",
+            "The worst over its best fixed setting, of cells with phases of 60 s and more: 2.00 (a-1)",
             "30 s to 2 min",
             "target not reached               1 runs, 0 of them with an error",
             "Not in the truth",

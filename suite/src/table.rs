@@ -1,18 +1,22 @@
 //! The summary as a table, for a terminal.
 
 use crate::adaptive::Experiments;
+use crate::fixed;
 use crate::score::Interval;
-use crate::summary::{Accuracy, Method, Over, Problems, RatioStats, Reaction, Spread, Summary, Worst};
+use crate::summary::{Accuracy, Cause, CellRow, Method, Over, Problems, RatioStats, Reaction, Spread, Summary};
 use std::fmt::Write;
 
 /// What no cell shows, whatever its numbers.
 const LEFT_OUT: &str = "\
 Not in the truth: packets one by one and congestion control other than windows that double, halve and time out; several switches \
-or routes (ports of NICs are the only bottlenecks); NCCL's and GPU's own behaviour; cores and memory that computing, compression, \
-agents and controller compete for; samples of gradients that ranks send for shadows of AR-Topk, the time of those shadows and of \
-copies for trials; passes of the controller, TLS and lost echoes; ranks that come, go or are slower \
-for good; clocks that drift; models of more than a few layers, whose gradients these stand for by a factor, with which all grows that \
-is not fixed: PowerSGD's factors too, which would grow with the root of it, and the one value of a bucket that top-k keeps at least.";
+or routes (ports of NICs are the only bottlenecks), so traceroutes find nothing; echoes that are lost; NCCL's and GPU's own behaviour; \
+cores and memory that computing, compression, agents and controller compete for: agents and passes of the controller take no time; \
+of trials the time of copies that they take and put back; of AR-Topk's shadows their time and the samples of gradients that ranks \
+send for them; handshakes of HTTP and TLS; what a controller keeps from earlier jobs: its coefficients of collectives and compressors \
+begin empty in every run; compressors that the truth's table does not have, which flexcomm is not offered; ranks that come, go or are \
+slower for good; clocks that drift; models of more than a few layers, whose gradients these stand for by a factor, with which all \
+grows that is not fixed: PowerSGD's factors too, which would grow with the root of it, and the one value of a bucket that top-k keeps \
+at least.";
 
 impl Summary {
     /// For a terminal.
@@ -29,9 +33,12 @@ impl Summary {
         let frozen = if self.frozen { "as frozen" } else { "NOT the frozen ones: compare with no other result" };
         writeln!(
             out,
-            "\n{cells} cells, {runs} runs of flexcomm; cells and truth are {frozen} (digest {})",
-            self.digest
+            "\n{cells} cells, {runs} runs of flexcomm by the program {}; cells and truth are {frozen} (digest {})",
+            self.binary, self.digest
         )?;
+        if !self.incomplete.is_empty() {
+            writeln!(out, "NOT WHOLE, and left out: {}", self.incomplete.join(", "))?;
+        }
         if !self.failed.is_empty() {
             writeln!(out, "FAILED, and counted as three budgets: {}", self.failed.join(", "))?;
         }
@@ -60,10 +67,8 @@ impl Summary {
         for (setting, ratio) in &self.geomean_vs_fixed {
             writeln!(out, "  {setting:<44}{ratio:>6.2}")?;
         }
-        if let Some(worst) = self.worst_ratio_to_best_fixed_60s {
-            writeln!(out, "  the worst cell's best one, phases from 60 s{worst:>7.2}")?;
-        }
         self.write_groups(out)?;
+        self.write_cells(out)?;
         self.write_flexcomm(out)?;
         writeln!(out, "\n{}", wrapped(LEFT_OUT))
     }
@@ -74,18 +79,69 @@ impl Summary {
         let titles = [
             ("family", &self.by_family),
             ("length of phases", &self.by_phase),
-            ("communication / computing", &self.by_ratio),
+            ("communication ratio", &self.by_ratio),
         ];
         for (title, groups) in titles {
-            write!(out, "\n{:<46}cells", format!("over best fixed, by {title}"))?;
-            writeln!(out, "{}", shown.iter().map(|who| format!("  {:<20}", who.name())).collect::<String>())?;
+            write!(out, "\n{:<37}cells", format!("/ best fixed, by {title}"))?;
+            writeln!(out, "{}", shown.iter().map(|who| format!("  {:<19}", who.name())).collect::<String>())?;
             for group in groups {
                 let of = |who: &Method| {
                     let found = group.compared.iter().find(|compared| compared.who == *who);
-                    found.map_or(" ".repeat(22), |c| format!("{:>6.2}  {}", c.geomean, interval(&c.interval)))
+                    found.map_or(" ".repeat(21), |c| format!("{:>6.2} {}", c.geomean, interval(&c.interval)))
                 };
-                writeln!(out, "  {:<44}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
+                writeln!(out, "  {:<35}{:>5}{}", group.name, group.cells, shown.iter().map(of).collect::<String>())?;
             }
+        }
+        Ok(())
+    }
+
+    fn write_cells(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "\nFlexcomm in each cell, with the 95 % intervals of its seeds, and beside it the random control and the recorded planner \
+             (short:\nwithout +ef(vanilla), /allgather and /dense-ring)\n"
+        )?;
+        writeln!(
+            out,
+            "{:<15}{:>2}  {:<19}{:>6} {:>5}  {:<27}{:^20} {:>6} {:>7} {:>7} {:>7}  loses by",
+            "cell",
+            "N",
+            "model, momentum",
+            "phases",
+            "ratio",
+            "best fixed setting",
+            "/ best fixed",
+            "/dense",
+            "/oracle",
+            "random",
+            "planner"
+        )?;
+        for row in &self.by_cell {
+            let ratio = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+            let model = format!("{:?} {}", row.model, row.momentum).to_lowercase();
+            let interval = row.interval.as_ref().map_or(" ".repeat(12) + "- ", interval);
+            let why = row.cause.map_or("", Cause::text);
+            let why = if row.errors > 0 { format!("{} failed", row.errors) } else { why.to_owned() };
+            writeln!(
+                out,
+                "{:<15}{:>2}  {model:<19}{:>4} s {:>5.2}  {:<27}{:>6.2}{interval} {:>6} {:>7} {:>7} {:>7}  {why}",
+                row.cell,
+                row.world,
+                row.phase_s,
+                row.communication_ratio,
+                row.best_fixed.as_deref().map_or("-".to_owned(), short),
+                row.ratio,
+                ratio(row.over_dense),
+                ratio(row.over_oracle),
+                ratio(row.random),
+                ratio(row.recorded_planner),
+            )?;
+        }
+        if let Some(CellRow { cell, ratio, .. }) = self.worst_of(60.0) {
+            writeln!(
+                out,
+                "\nThe worst over its best fixed setting, of cells with phases of 60 s and more: {ratio:.2} ({cell})"
+            )?;
         }
         Ok(())
     }
@@ -95,7 +151,7 @@ impl Summary {
             out,
             "\nWhere flexcomm loses most against the best fixed setting, and what most of the time over the oracle's is"
         )?;
-        for Worst { cell, ratio, cause, share, errors } in &self.worst {
+        for CellRow { cell, ratio, cause, share, errors, .. } in self.worst() {
             let why = cause.zip(*share).map(|(cause, share)| format!("{} ({:.0} %)", cause.text(), 100.0 * share));
             let why = if *errors > 0 { Some(format!("{errors} runs ended with an error")) } else { why };
             writeln!(out, "  {cell:<20}{ratio:>6.2}  {}", why.unwrap_or_default())?;
@@ -108,7 +164,7 @@ impl Summary {
         let Experiments { seconds, shadow_seconds, bytes, cpu_seconds } = self.experiments.mean;
         let gigabytes = bytes / 1e9;
         writeln!(out, "\nFlexcomm's runs")?;
-        writeln!(out, "  live trials, of a run's time     {}", percent(self.experiments.share_of_time))?;
+        writeln!(out, "  live trials, of time to target   {}", percent(self.experiments.share_of_time))?;
         writeln!(
             out,
             "  experiments in the mean of runs  {seconds:.1} s and {shadow_seconds:.1} s of shadow trials, {gigabytes:.2} GB, \
@@ -126,7 +182,7 @@ impl Summary {
         for Accuracy { who, median, worst, below, runs } in &self.accuracy_over_dense {
             let title = match who {
                 Method::Flexcomm => "final accuracy over dense's".to_owned(),
-                control => format!("the same, of the {}", control.name()),
+                control => format!("the same, {}", control.name()),
             };
             let (median, worst) = (100.0 * median, 100.0 * worst);
             writeln!(
@@ -154,6 +210,13 @@ fn interval(interval: &Interval) -> String {
     } else {
         format!("{:>5.2} -{:>6.2} ", interval.low, interval.high)
     }
+}
+
+/// A fixed setting, without what most of them share.
+fn short(setting: &str) -> String {
+    let label = fixed::label(setting).replace("+ef(vanilla)", "");
+    let ends = ["/allgather", "/dense-ring"].into_iter().find_map(|end| label.strip_suffix(end));
+    ends.unwrap_or(&label).to_owned()
 }
 
 /// In lines of a terminal.
