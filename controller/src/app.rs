@@ -71,20 +71,16 @@ pub struct JobStatus {
     pub waiting: Vec<String>,
     /// Nodes whose reports are not counted, for a while already.
     pub doubts: Vec<Doubt>,
-    /// The planner's report.
-    pub report: serde_json::Value,
+    /// The planner's report; absent before the first look.
+    pub report: Option<Arc<flexcomm_planner::Report>>,
     /// What the report is of, where nothing was decided: snapshots of decisions are in the store.
     pub undecided: Option<Arc<flexcomm_planner::Snapshot>>,
-    /// `change` or why not, as a label.
-    pub verdict: String,
     /// The collective under the decision in force, predicted for now.
     pub predicted_sync_us: Option<f64>,
     /// The step under the decision in force, predicted for now.
     pub predicted_step_us: Option<f64>,
     /// The newest trial that the coefficients were fitted to; 0 before the first.
     pub fitted_trial: u64,
-    /// The least step time among the alternatives over the one in force; absent before the first solve.
-    pub alternatives: Vec<flexcomm_planner::Alternative>,
     /// Whether measured and predicted time of the collective differ by more than the suspect threshold.
     pub deviates: bool,
 }

@@ -226,14 +226,13 @@ impl Embedded {
 }
 
 fn look(status: &JobStatus) -> Look {
-    let in_force = &status.report["in_force"];
-    let strategy = in_force["strategy"].as_str().and_then(|text| text.parse().ok());
+    let report = status.report.as_deref();
     Look {
         at: since_start(status.at),
-        verdict: status.verdict.clone(),
-        why: status.report["why"].as_str().unwrap_or_default().to_owned(),
+        verdict: report.map_or(String::new(), |report| report.verdict.clone()),
+        why: report.map_or(String::new(), |report| report.why.clone()),
         waiting: status.waiting.clone(),
-        in_force: strategy.zip(in_force["t_sync_s"].as_f64()),
+        in_force: report.and_then(|report| report.in_force.as_ref()).map(|now| (now.strategy, now.t_sync_s)),
     }
 }
 

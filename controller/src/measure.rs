@@ -2,6 +2,7 @@
 
 use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp, Version};
 use flexcomm_planner::{Measured, Scatter};
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::limits::{MEASURED_STEPS, STEP_WINDOW};
@@ -97,6 +98,17 @@ pub struct Doubted {
     pub rank: u32,
     /// What it claims, against what.
     pub why: String,
+}
+
+/// What is known of a job's newest steps.
+#[derive(Debug, Default, PartialEq)]
+pub struct RecentSteps {
+    /// The step that the job is at.
+    pub newest: Option<u64>,
+    /// The newest steps that every rank reported which is counted, ascending.
+    pub whole: Vec<WholeStep>,
+    /// Ranks that are not counted: no step waits for them.
+    pub doubted: Vec<Doubted>,
 }
 
 /// What ranks claim of the same thing, as one value that no minority moves: the median. Of an even number of claims rank 0's
@@ -254,11 +266,12 @@ pub fn compute(steps: &[WholeStep]) -> Option<Seconds> {
 }
 
 /// Medians over the newest steps under one decision; `None` where the newest of them is outdated.
-pub fn measured(steps: &[WholeStep], version: Version, now: Timestamp) -> Option<Measured> {
-    let first = steps.iter().position(|s| s.version == version)?;
+pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timestamp) -> Option<Measured> {
+    let first = steps.iter().position(|s| s.borrow().version == version)?;
     // In the middle of the window the first steps are the cold ones only when others stand before them.
-    let cold = if first > 0 || steps[first].step == 0 { COLD_STEPS } else { 0 };
-    let own: Vec<&WholeStep> = steps[first..].iter().filter(|s| s.version == version).skip(cold).collect();
+    let cold = if first > 0 || steps[first].borrow().step == 0 { COLD_STEPS } else { 0 };
+    let own = steps[first..].iter().map(Borrow::borrow).filter(|s: &&WholeStep| s.version == version);
+    let own: Vec<&WholeStep> = own.skip(cold).collect();
     let own = &own[own.len().saturating_sub(MEASURED_STEPS)..];
     let of = |f: fn(&WholeStep) -> f64| median(own.iter().map(|s| f(s)));
     let age_s = now.since(own.last()?.received).get();

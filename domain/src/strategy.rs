@@ -116,27 +116,8 @@ impl Strategy {
     /// Checks that the parts fit: messages that add up travel by an allreduce, others by an allgather; AR-Topk takes a
     /// compressor that selects values ([`CompressorSpec::selects`]), and exactly it a selection.
     pub fn new(spec: CompressorSpec, collective: Collective, selection: Option<Selection>) -> Result<Self, Invalid> {
-        let refuse = |why: &str| Err(Invalid::Combination(format!("{spec} cannot travel by {collective}: {why}")));
-        let sums = matches!(spec.travels(), Travels::Sums(_));
-        if collective.is_art() && spec.value_type() != ValueType::F32 {
-            return refuse("AR-Topk sums values, and sums them as f32; leave out values(...), or take allgather");
-        }
-        if collective.is_art() && !spec.selects() {
-            return refuse(match sums {
-                true => {
-                    "AR-Topk sums values at one rank's indices, and this compressor has none; take dense-ring or dense-tree"
-                }
-                false => "AR-Topk needs a compressor that selects k values, as topk, lwtopk or dgc; take allgather",
-            });
-        }
-        if collective.is_allreduce() && !sums {
-            return refuse("its messages do not add up; take allgather");
-        }
-        if collective == Collective::Allgather && sums {
-            return refuse("its messages add up on the way; take dense-ring or dense-tree");
-        }
-        if collective.is_art() != selection.is_some() {
-            return refuse("a worker selection (star, var) is given exactly for art-ring and art-tree");
+        if let Some(why) = misfit(&spec, collective, selection) {
+            return Err(Invalid::Combination(format!("{spec} cannot travel by {collective}: {why}")));
         }
         let strategy = Self { spec, collective, selection };
         if strategy.to_string().len() > MAX_STRATEGY_TEXT {
@@ -145,6 +126,14 @@ impl Strategy {
             )));
         }
         Ok(strategy)
+    }
+
+    /// The same without a reason where the parts do not fit: for whoever tries every pair.
+    pub fn fitting(spec: CompressorSpec, collective: Collective, selection: Option<Selection>) -> Option<Self> {
+        if misfit(&spec, collective, selection).is_some() {
+            return None;
+        }
+        Self::new(spec, collective, selection).ok()
     }
 
     /// Dense over a ring or tree. Refuses other collectives.
@@ -203,6 +192,30 @@ impl fmt::Debug for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// Why the parts do not fit.
+fn misfit(spec: &CompressorSpec, collective: Collective, selection: Option<Selection>) -> Option<&'static str> {
+    let sums = matches!(spec.travels(), Travels::Sums(_));
+    if collective.is_art() && spec.value_type() != ValueType::F32 {
+        return Some("AR-Topk sums values, and sums them as f32; leave out values(...), or take allgather");
+    }
+    if collective.is_art() && !spec.selects() {
+        return Some(match sums {
+            true => {
+                "AR-Topk sums values at one rank's indices, and this compressor has none; take dense-ring or dense-tree"
+            }
+            false => "AR-Topk needs a compressor that selects k values, as topk, lwtopk or dgc; take allgather",
+        });
+    }
+    if collective.is_allreduce() && !sums {
+        return Some("its messages do not add up; take allgather");
+    }
+    if collective == Collective::Allgather && sums {
+        return Some("its messages add up on the way; take dense-ring or dense-tree");
+    }
+    (collective.is_art() != selection.is_some())
+        .then_some("a worker selection (star, var) is given exactly for art-ring and art-tree")
 }
 
 impl fmt::Display for Strategy {

@@ -2,7 +2,6 @@
 
 use flexcomm_domain::{Collective, CompressionRatio, Family, Selection, Strategy};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 /// The paper's candidate ratios: c_high/3^i down to c_low, rounded as it prints them.
 pub const DEFAULT_CRS: [f64; 5] = [0.1, 0.033, 0.011, 0.004, 0.001];
@@ -39,33 +38,37 @@ impl Space {
     /// Every valid strategy once, dense first, in one fixed order. At most [`MAX_CRS`] ratios are used.
     pub fn strategies(&self) -> Vec<Strategy> {
         let mut all: Vec<Strategy> =
-            self.collectives.iter().filter_map(|&collective| Strategy::dense(collective).ok()).collect();
+            distinct(&self.collectives).filter_map(|&collective| Strategy::dense(collective).ok()).collect();
         if all.is_empty() {
             all.push(Strategy::DENSE_RING);
         }
-        for family in self.compressors.iter().filter(|family| !family.is_none()) {
-            for &collective in &self.collectives {
-                all.extend(self.selections(collective).flat_map(|selection| self.of(family, collective, selection)));
+        for family in distinct(&self.compressors).filter(|family| !family.is_none()) {
+            for &collective in distinct(&self.collectives) {
+                let selections = self.selections(collective);
+                all.extend(selections.flat_map(|selection| self.of(family, collective, selection)));
             }
         }
-        let mut seen = BTreeSet::new();
-        all.retain(|strategy| seen.insert(*strategy));
         all
     }
 
     /// Worker selections that a collective is a candidate with.
     pub fn selections(&self, collective: Collective) -> impl Iterator<Item = Option<Selection>> {
         let none = (!collective.is_art()).then_some(None);
-        none.into_iter().chain(self.selections.iter().copied().map(Some).filter(move |_| collective.is_art()))
+        none.into_iter().chain(distinct(&self.selections).copied().map(Some).filter(move |_| collective.is_art()))
     }
 
     /// One compressor by one collective, at every ratio where it has any; nothing where the two do not fit.
     pub fn of(&self, family: &Family, collective: Collective, selection: Option<Selection>) -> Vec<Strategy> {
         let once = [CompressionRatio::DENSE];
         let ratios = if family.has_ratio() { &self.crs[..self.crs.len().min(MAX_CRS)] } else { &once[..] };
-        let specs = ratios.iter().filter_map(|&cr| family.at(cr).ok());
-        specs.filter_map(|spec| Strategy::new(spec, collective, selection).ok()).collect()
+        let specs = distinct(ratios).filter_map(|&cr| family.at(cr).ok());
+        specs.filter_map(|spec| Strategy::fitting(spec, collective, selection)).collect()
     }
+}
+
+/// Each once, in its first place.
+fn distinct<T: PartialEq>(all: &[T]) -> impl Iterator<Item = &T> {
+    all.iter().enumerate().filter(|(at, one)| !all[..*at].contains(one)).map(|(_, one)| one)
 }
 
 #[cfg(test)]

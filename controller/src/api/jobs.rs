@@ -20,9 +20,9 @@ use super::body::Body;
 use super::problem::{ApiError, Path, Query};
 use super::{Answer, Shared, views};
 use crate::app::App;
-use crate::cycle::{RecentSteps, gather, recent_steps};
+use crate::cycle::gather;
 use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE};
-use crate::measure;
+use crate::measure::{self, RecentSteps};
 use crate::missing::Sight;
 use crate::policy::{self, PolicyError};
 use crate::store::{Deletion, JobRow, NewTrial};
@@ -62,10 +62,10 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let running = row.ended.is_none();
     let sight = if running { app.sight(&row, &ranks) } else { Sight::default() };
     let steps = if running {
-        recent_steps(app, &row.job, &sight).await?
+        app.store.recent_steps(&row.job, &sight.expected).await?
     } else {
         let spans = app.store.step_spans(&row.job).await?;
-        RecentSteps { newest: measure::job_step(&spans), ..RecentSteps::default() }
+        Arc::new(RecentSteps { newest: measure::job_step(&spans), ..RecentSteps::default() })
     };
     let version = app.store.decision(&row.job).await?.map(|d| d.decision.version).unwrap_or_default();
     // Before the newest decision is in force, the steps under the one before it are what runs.
@@ -291,7 +291,8 @@ async fn snapshot(app: &App, job: &JobRow) -> Result<flexcomm_planner::Snapshot,
 /// a trial.
 async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, ApiError> {
     let space = snapshot(app, job).await?.space();
-    let times = app.statuses.lock().get(&job.job).map(|b| b.alternatives.clone()).unwrap_or_default();
+    let report = app.statuses.lock().get(&job.job).and_then(|status| status.report.clone());
+    let times = report.as_ref().map_or(&[][..], |report| &report.alternatives);
     let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
     Ok(thinned(one_of_each(&space, time)))
 }

@@ -117,9 +117,9 @@ async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiEr
         let labels = [job, strategy.spec().compressor().name, strategy.collective().as_str(), selection];
         s.set(m::JOB_STRATEGY, &labels, 1.0)?;
     }
-    let verdict = app.statuses.lock().get(&view.job).map(|b| b.verdict.clone());
-    if let Some(verdict) = verdict {
-        s.set(m::JOB_VERDICT, &[job, &verdict], 1.0)?;
+    let report = app.statuses.lock().get(&view.job).and_then(|status| status.report.clone());
+    if let Some(report) = report {
+        s.set(m::JOB_VERDICT, &[job, &report.verdict], 1.0)?;
     }
     let trials = app.store.trials(&view.job, crate::limits::TRIALS as u32).await?;
     for state in ["pending", "done", "aborted"] {

@@ -161,7 +161,10 @@ pub(super) fn look(status: &JobStatus) -> Option<SnapshotEntry> {
     let snapshot = status.undecided.as_deref()?;
     let seed = cycle::seed(&snapshot.job, snapshot.version());
     let text = serde_json::to_string(snapshot);
-    let recorded = text.and_then(|text| recording(env!("CARGO_PKG_VERSION"), seed, status.report.clone(), text));
+    let recorded = text.and_then(|text| {
+        let report = serde_json::to_value(&status.report)?;
+        recording(env!("CARGO_PKG_VERSION"), seed, report, text)
+    });
     Some(entry(snapshot.version().0, recorded.map_err(|error| error.to_string())))
 }
 

@@ -1,6 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, JobId, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Strategy, Timestamp};
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
@@ -9,14 +9,10 @@ use std::sync::Arc;
 use super::profiles::profiles;
 use crate::app::App;
 use crate::doubts::Doubt;
-use crate::limits::{MEASURED_STEPS, PROFILE_TRIALS};
+use crate::limits::PROFILE_TRIALS;
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge};
-use crate::measure::{self, Doubted, StepSpan, WholeStep};
-use crate::missing::Sight;
+use crate::measure::{self, Doubted, RecentSteps, WholeStep};
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
-
-/// Steps read back: what is measured over two decisions, and what a few seconds of telemetry bring at once.
-const LOOK_BACK: u64 = 4 * MEASURED_STEPS as u64;
 
 /// One job at one moment.
 #[derive(Debug, Clone)]
@@ -30,7 +26,7 @@ pub struct Gathered {
     /// The node of each rank; empty while not all ranks are there.
     pub nodes: Vec<NodeName>,
     /// The newest steps.
-    pub steps: Vec<WholeStep>,
+    pub recent: Arc<RecentSteps>,
     /// What collectives took in the newest trial that has ended.
     pub trial: Option<EndedTrial>,
     /// What the job waits for.
@@ -64,8 +60,8 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let nodes = placed(job, ranks);
     let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| matrix(&claims, nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let RecentSteps { whole: steps, doubted, .. } = recent_steps(app, &job.job, &app.sight(job, ranks)).await?;
-    doubts.extend(doubted.iter().map(|wrong| doubt(wrong, ranks)));
+    let recent = app.store.recent_steps(&job.job, &app.sight(job, ranks).expected).await?;
+    doubts.extend(recent.doubted.iter().map(|wrong| doubt(wrong, ranks)));
     let in_force = app.store.decision(&job.job).await?;
     let in_force = in_force.map(|row| InForce { decision: row.decision, applied_at_step: row.applied_at_step });
     let earlier = app.store.newest_version(&job.job).await?;
@@ -77,7 +73,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
     let now_decided = in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
-    let decided: Vec<WholeStep> = steps.iter().filter(|s| s.is_as_decided(now_decided)).cloned().collect();
+    let decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
     let measured = measure::measured(&decided, version, now);
     let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
     let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));
@@ -92,7 +88,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         profiles,
         times,
         coefficients: (*app.store.coefficients().await?).clone(),
-        compute: measure::compute(&steps),
+        compute: measure::compute(&recent.whole),
         measured,
         earlier,
         in_force,
@@ -103,37 +99,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     });
     let trial = ended(&trials, &reports);
     let nodes = nodes.unwrap_or_default();
-    Ok(Gathered { job: job.clone(), snapshot, claims, nodes, steps, trial, waiting, doubts, now })
-}
-
-/// What is known of a job's newest steps.
-#[derive(Debug, Clone, Default)]
-pub struct RecentSteps {
-    /// The step that the job is at.
-    pub newest: Option<u64>,
-    /// The newest steps that every rank reported which is counted, ascending.
-    pub whole: Vec<WholeStep>,
-    /// Ranks that are not counted: no step waits for them.
-    pub doubted: Vec<Doubted>,
-}
-
-/// The newest steps of the ranks whose agents live.
-pub async fn recent_steps(app: &App, job: &JobId, sight: &Sight) -> Result<RecentSteps> {
-    let spans = app.store.step_spans(job).await?;
-    let expected = spans.iter().filter(|(rank, _)| sight.expected.contains(rank));
-    let spans: BTreeMap<u32, StepSpan> = expected.map(|(rank, span)| (*rank, *span)).collect();
-    let newest = measure::job_step(&spans);
-    let mut doubted = measure::astray(&spans, &sight.expected);
-    let counts = |doubted: &[Doubted], rank: u32| doubted.iter().all(|d| d.rank != rank);
-    // Up to where all of them have reported: reports come one after the other.
-    let up_to = spans.iter().filter(|(rank, _)| counts(&doubted, **rank)).map(|(_, span)| span.newest.0).min();
-    let Some(step) = up_to else { return Ok(RecentSteps { newest, whole: Vec::new(), doubted }) };
-    let mut rows = app.store.steps(job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
-    rows.retain(|row| counts(&doubted, row.rank));
-    doubted.extend(measure::doubted(&rows, &spans));
-    rows.retain(|row| counts(&doubted, row.rank));
-    let expected = sight.expected.iter().copied().filter(|rank| counts(&doubted, *rank)).collect();
-    Ok(RecentSteps { newest, whole: measure::whole_steps(&rows, &expected), doubted })
+    Ok(Gathered { job: job.clone(), snapshot, claims, nodes, recent, trial, waiting, doubts, now })
 }
 
 fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> Doubt {

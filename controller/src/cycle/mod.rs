@@ -16,7 +16,7 @@ mod record;
 mod trials;
 
 pub use decide::{seed, seeded};
-pub use gather::{Gathered, RecentSteps, gather, recent_steps};
+pub use gather::{Gathered, gather};
 pub use pacing::Pacing;
 
 use futures_util::StreamExt;
@@ -151,7 +151,7 @@ async fn one_run(app: &Arc<App>, job: &JobRow) -> Result<(), CycleError> {
         None => apply::apply(app, &gathered, &decided).await?,
         Some(_) => app.counters.refused_decisions.inc(),
     }
-    record::record(app, gathered, &decided.outcome, refused).await
+    record::record(app, gathered, decided.outcome, refused).await
 }
 
 #[cfg(test)]

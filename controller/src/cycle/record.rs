@@ -3,6 +3,7 @@
 use flexcomm_domain::Timestamp;
 use flexcomm_optimizer::Sample;
 use flexcomm_planner::{Outcome, Report};
+use std::sync::Arc;
 
 use super::{CycleError, Gathered};
 use crate::app::{App, JobStatus};
@@ -13,14 +14,14 @@ use crate::store::IntervalRow;
 pub async fn record(
     app: &App,
     gathered: Gathered,
-    outcome: &Outcome,
+    outcome: Outcome,
     refused: Option<String>,
 ) -> Result<(), CycleError> {
-    let report = &outcome.report;
-    let prediction = prediction(&gathered, report);
+    let prediction = prediction(&gathered, &outcome.report);
     let newest = measure(app, &gathered, prediction).await?;
     fit(app, &gathered).await?;
-    let fitted_trial = fit_trial(app, &gathered, outcome).await?;
+    let fitted_trial = fit_trial(app, &gathered, &outcome).await?;
+    let report = &outcome.report;
     tracing::debug!(job = %gathered.job.job, verdict = report.verdict, why = report.why, "looked");
     let undecided = (refused.is_some() || outcome.decision().is_none()).then_some(gathered.snapshot);
     let refused = refused.map(|why| format!("the checker refused a decision: {why}"));
@@ -34,12 +35,10 @@ pub async fn record(
         at: gathered.now,
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
         doubts,
-        report: serde_json::to_value(report).unwrap_or_default(),
+        report: Some(Arc::new(outcome.report)),
         undecided,
-        verdict: report.verdict.clone(),
         predicted_sync_us: prediction.map(|p| p.sync_us),
         predicted_step_us: prediction.map(|p| p.step_us),
-        alternatives: report.alternatives.clone(),
         fitted_trial,
         deviates,
     };
@@ -66,13 +65,13 @@ async fn measure(
     prediction: Option<Prediction>,
 ) -> Result<Option<IntervalRow>, CycleError> {
     let job = &gathered.job.job;
-    if gathered.steps.is_empty() {
+    if gathered.recent.whole.is_empty() {
         return Ok(None);
     }
     let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
     let around = Surroundings { prediction, in_force, link_change: app.config.planner.link_change, now: gathered.now };
     let open = app.store.open_interval(job).await?;
-    let cut = intervals::cut(open.clone(), &gathered.steps, &around);
+    let cut = intervals::cut(open.clone(), &gathered.recent.whole, &around);
     if open.as_ref() != Some(&cut.open) || !cut.closed.is_empty() {
         app.store.put_intervals(&gathered.job, &cut.closed, &cut.open).await?;
     }

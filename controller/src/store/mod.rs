@@ -31,7 +31,7 @@ pub use nodes::{NodeRow, Registration};
 pub use steps::StepRow;
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
-use crate::measure::StepSpan;
+use crate::measure::{RecentSteps, StepSpan};
 use flexcomm_domain::{JobId, Timestamp, Version};
 use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
@@ -39,7 +39,7 @@ use parking_lot::Mutex;
 use read_cache::{ReadCache, Tables};
 use sqlx::sqlite::SqlitePool;
 use statement::sql;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -67,6 +67,7 @@ struct Reads {
     running_jobs: ReadCache<(), Arc<Vec<JobRow>>>,
     ranks: ReadCache<JobId, Arc<Vec<RankRow>>>,
     step_spans: ReadCache<JobId, Arc<BTreeMap<u32, StepSpan>>>,
+    recent_steps: ReadCache<(JobId, BTreeSet<u32>), Arc<RecentSteps>>,
     decision: ReadCache<JobId, Option<DecisionRow>>,
     newest_version: ReadCache<JobId, Version>,
     trials: ReadCache<(JobId, u32), Arc<Vec<TrialRow>>>,
@@ -85,6 +86,7 @@ impl Default for Reads {
             running_jobs: ReadCache::of(rest.and(Tables::STEPS)),
             ranks: ReadCache::of(rest),
             step_spans: ReadCache::of(rest.and(Tables::STEPS)),
+            recent_steps: ReadCache::of(rest.and(Tables::STEPS)),
             decision: ReadCache::of(rest),
             newest_version: ReadCache::of(rest),
             trials: ReadCache::of(rest),

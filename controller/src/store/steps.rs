@@ -6,9 +6,9 @@ use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::statement::{row, sql};
 use super::{Result, Store, StoreError, json, stored};
-use crate::limits::STEP_WINDOW;
-use crate::measure::StepSpan;
-use std::collections::BTreeMap;
+use crate::limits::{MEASURED_STEPS, STEP_WINDOW};
+use crate::measure::{self, Doubted, RecentSteps, StepSpan};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub(super) const PROGRESS_POINTS: &str =
@@ -41,6 +41,9 @@ pub(super) const STEPS: &str = "WITH newest AS MATERIALIZED
             wait_us, step_us, gain, energy, bytes_sent))
          FROM steps WHERE job = $1 AND rank = held.rank AND step > held.known AND step < $3)))
     FROM held";
+
+/// Steps read back: what is measured over two decisions, and what a few seconds of telemetry bring at once.
+const LOOK_BACK: u64 = 4 * MEASURED_STEPS as u64;
 
 /// Jobs whose windows are held in memory: more than run on most clusters at once, and a few hundred kB each at 16 ranks.
 const MAX_WINDOWS: usize = 64;
@@ -165,6 +168,32 @@ impl Store {
             Ok::<_, StoreError>(Arc::new(rows.into_iter().map(span).collect()))
         };
         self.reads.step_spans.get(self.write.counters(), job.clone(), read).await
+    }
+
+    /// The newest steps of a job, as far as those ranks are concerned that are expected to report. Worked out once for what is stored:
+    /// of most looks at a job whose steps take seconds nothing is new.
+    pub async fn recent_steps(&self, job: &JobId, expected: &BTreeSet<u32>) -> Result<Arc<RecentSteps>> {
+        let key = (job.clone(), expected.clone());
+        let read = async { Ok(Arc::new(self.read_recent_steps(job, expected).await?)) };
+        self.reads.recent_steps.get(self.write.counters(), key, read).await
+    }
+
+    async fn read_recent_steps(&self, job: &JobId, expected: &BTreeSet<u32>) -> Result<RecentSteps> {
+        let spans = self.step_spans(job).await?;
+        let spans: BTreeMap<u32, StepSpan> =
+            spans.iter().filter(|(rank, _)| expected.contains(rank)).map(|(rank, span)| (*rank, *span)).collect();
+        let newest = measure::job_step(&spans);
+        let mut doubted = measure::astray(&spans, expected);
+        let counts = |doubted: &[Doubted], rank: u32| doubted.iter().all(|d| d.rank != rank);
+        // Up to where all of them have reported: reports come one after the other.
+        let up_to = spans.iter().filter(|(rank, _)| counts(&doubted, **rank)).map(|(_, span)| span.newest.0).min();
+        let Some(step) = up_to else { return Ok(RecentSteps { newest, whole: Vec::new(), doubted }) };
+        let mut rows = self.steps(job, (step + 1).saturating_sub(LOOK_BACK), LOOK_BACK).await?;
+        rows.retain(|row| counts(&doubted, row.rank));
+        doubted.extend(measure::doubted(&rows, &spans));
+        rows.retain(|row| counts(&doubted, row.rank));
+        let expected = expected.iter().copied().filter(|rank| counts(&doubted, *rank)).collect();
+        Ok(RecentSteps { newest, whole: measure::whole_steps(&rows, &expected), doubted })
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.

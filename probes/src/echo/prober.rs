@@ -131,6 +131,8 @@ pub struct Prober {
     /// Grows with every hello: the responder may have restarted, its count with it.
     epoch: u64,
     window: VecDeque<Entry>,
+    /// How many of its entries are pending: the newest ones, as a rule, for which the others need not be looked at.
+    pending: usize,
     /// What the window said of losses last, until something of it changes.
     loss: Option<Loss>,
 }
@@ -138,7 +140,7 @@ pub struct Prober {
 impl Prober {
     /// `session` must be random: it tells this prober from all others.
     pub fn new(key: Key, session: u64, limits: ProberLimits) -> Self {
-        Self { key, session, limits, next_seq: 1, cookie: 0, epoch: 0, window: VecDeque::new(), loss: None }
+        Self { key, session, limits, next_seq: 1, cookie: 0, epoch: 0, window: VecDeque::new(), pending: 0, loss: None }
     }
 
     /// The number that tells this prober's answers from those of others.
@@ -153,6 +155,7 @@ impl Prober {
         self.trim(now);
         self.loss = None;
         self.window.push_back(Entry { seq, sent: now, state: State::Pending });
+        self.pending += 1;
         Packet { session: self.session, seq, cookie: self.cookie, body: Body::Request }.encode(&self.key)
     }
 
@@ -167,6 +170,7 @@ impl Prober {
     pub fn unsend(&mut self) {
         self.loss = None;
         if let Some(entry) = self.window.back_mut() {
+            self.pending -= usize::from(entry.state == State::Pending);
             entry.state = State::Hello;
         }
     }
@@ -185,6 +189,7 @@ impl Prober {
         }
         self.cookie = packet.cookie;
         self.loss = None;
+        self.pending -= 1;
         let Body::Reply { received, arrived_ns, hold_ns } = packet.body else {
             entry.state = State::Hello;
             self.epoch += 1;
@@ -203,26 +208,29 @@ impl Prober {
 
     /// Gives up requests that are older than the timeout; returns how many were given up just now.
     pub fn expire(&mut self, now: Nanos) -> u64 {
+        let pending = self.window.iter_mut().rev().filter(|entry| entry.state == State::Pending).take(self.pending);
         let mut lost = 0;
-        for entry in &mut self.window {
-            if entry.state == State::Pending && now.since(entry.sent) > self.limits.timeout_s {
-                entry.state = State::Lost;
-                lost += 1;
-                self.loss = None;
-            }
+        for entry in pending.filter(|entry| now.since(entry.sent) > self.limits.timeout_s) {
+            entry.state = State::Lost;
+            lost += 1;
         }
-        lost
+        if lost > 0 {
+            self.loss = None;
+        }
+        self.pending -= lost;
+        lost as u64
     }
 
     /// Requests that still wait for an answer.
     pub fn pending(&self) -> usize {
-        self.window.iter().filter(|entry| entry.state == State::Pending).count()
+        self.pending
     }
 
     fn trim(&mut self, now: Nanos) {
         let old = |entry: &Entry| now.since(entry.sent) > self.limits.window_s;
         while self.window.len() >= MAX_WINDOW || self.window.front().is_some_and(old) {
-            self.window.pop_front();
+            let gone = self.window.pop_front();
+            self.pending -= usize::from(gone.is_some_and(|entry| entry.state == State::Pending));
             self.loss = None;
         }
     }

@@ -37,6 +37,39 @@ fn the_first_request_fetches_a_cookie_and_the_next_is_measured() {
     assert_eq!(r.stats(), ResponderStats { replies: 1, hellos: 1, ..Default::default() });
 }
 
+proptest! {
+    /// Against a list of requests that are neither answered, given up nor taken back.
+    #[test]
+    fn pending_requests_are_counted(steps in prop::collection::vec((0..4u8, 1..3000u64), 1..80)) {
+        let ((mut p, mut r), mut now) = (pair(), 0);
+        let mut open: Vec<(u64, [u8; LEN])> = Vec::new();
+        for (step, wait_ms) in steps {
+            now += wait_ms * MS / 4;
+            let old = |sent: u64| Nanos(now).since(Nanos(sent)) > ProberLimits::default().timeout_s;
+            let given_up = open.iter().filter(|(sent, _)| old(*sent)).count();
+            prop_assert_eq!(p.expire(Nanos(now)), given_up as u64);
+            open.retain(|(sent, _)| !old(*sent));
+            match step {
+                0 | 1 => open.push((now, p.send(Nanos(now)))),
+                2 => {
+                    p.send(Nanos(now));
+                    p.unsend();
+                }
+                _ if !open.is_empty() => {
+                    let at = wait_ms as usize % open.len();
+                    let answer = r.handle(Nanos(now), PEER, &open[at].1).unwrap().seal(Nanos(now), r.key());
+                    // One that is too late now stays open until it is given up.
+                    if p.receive(Nanos(now + MS / 8), &answer).is_ok() {
+                        open.remove(at);
+                    }
+                }
+                _ => {}
+            }
+            prop_assert_eq!(p.pending(), open.len());
+        }
+    }
+}
+
 #[test]
 fn replays_and_forgeries_get_no_answer() {
     let (mut p, mut r) = pair();
