@@ -319,6 +319,16 @@ mod tests {
         same(0, 10, 19).await;
         put(0, (0, 1), 8).await;
         same(0, 10, 13).await;
+        // The newest steps are worked out once for what is stored and who is expected.
+        let recent = async |ranks: &[u32]| {
+            let expected = ranks.iter().copied().collect();
+            store.recent_steps(&job, &expected).await.unwrap()
+        };
+        let (two, three) = (recent(&[1, 2]).await, recent(&[0, 1, 2]).await);
+        assert_eq!((two.whole.len(), three.whole.len()), (6, 1));
+        assert!(Arc::ptr_eq(&two, &recent(&[1, 2]).await) && Arc::ptr_eq(&three, &recent(&[0, 1, 2]).await));
+        put(0, (1, 6), 9).await;
+        assert_eq!(recent(&[0, 1, 2]).await.whole.len(), 6);
         store.delete_job(&job, &[]).await.unwrap();
         assert!(store.steps(&job, 0, 10).await.unwrap().is_empty());
     }
