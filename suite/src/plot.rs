@@ -196,9 +196,9 @@ fn rows_of(places: &[f64], width: f64) -> Vec<usize> {
 pub fn timeline(record: &Record) -> String {
     /// Pixels of a number in its circle.
     const MARK: f64 = 18.0;
-    /// Marks that are said what they mean.
+    /// Switches that a legend below the axis names.
     const LISTED: usize = 40;
-    /// Changes of the network that can be told apart.
+    /// Changes of the network that are drawn.
     const MOST_CHANGES: usize = 150;
     let baselines = &record.baselines;
     let seed = record.seeds.first();

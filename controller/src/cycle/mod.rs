@@ -159,8 +159,9 @@ mod tests {
     use super::*;
     use crate::config::RawConfig;
     use crate::store::Incoming;
+    use crate::store::tests::register;
     use flexcomm_domain::{CodecBytes, CodecCost, JobId, NodeName, Strategy};
-    use flexcomm_wire::{CodecInfo, JobSeen, LinkReport, Register, ReportBody, StepRecord, StepsReport};
+    use flexcomm_wire::{CodecInfo, JobSeen, LinkReport, ReportBody, StepRecord, StepsReport};
 
     fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -235,18 +236,7 @@ mod tests {
     /// Two nodes with a rank each.
     async fn running_job(app: &App) {
         for name in ["a", "b"] {
-            let register = Register {
-                protocol: flexcomm_wire::PROTOCOL,
-                node: node(name),
-                instance: 1,
-                previous: vec![],
-                addr: [10, 0, 0, 1].into(),
-                echo_port: 1,
-                throughput_port: 2,
-                may_shape: false,
-                software: String::new(),
-            };
-            app.store.register(&register, app.clock.now()).await.unwrap();
+            app.store.register(&register(name), app.clock.now()).await.unwrap();
             app.presence.claim(&node(name), (1, &[]), app.clock.now()).unwrap();
         }
         for (rank, (name, peer)) in [("a", "b"), ("b", "a")].into_iter().enumerate() {

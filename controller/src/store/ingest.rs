@@ -449,11 +449,10 @@ async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, n
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::scratch;
+    use super::super::tests::{register, scratch};
     use super::super::{Deletion, NewDecision, NewTrial, Registration};
     use super::*;
     use flexcomm_domain::{Decision, Strategy, Version};
-    use flexcomm_wire::Register;
 
     fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -464,18 +463,7 @@ mod tests {
     }
 
     async fn registered(store: &Store, name: &str) {
-        let register = Register {
-            protocol: 1,
-            node: node(name),
-            instance: 1,
-            previous: vec![],
-            addr: "10.0.0.1".parse().unwrap(),
-            echo_port: 1,
-            throughput_port: 2,
-            may_shape: false,
-            software: String::new(),
-        };
-        assert_eq!(store.register(&register, Timestamp(0)).await.unwrap(), Registration::Done(0));
+        assert_eq!(store.register(&register(name), Timestamp(0)).await.unwrap(), Registration::Done(0));
     }
 
     fn hello(rank: u32, world: u32) -> ReportBody {

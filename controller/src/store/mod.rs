@@ -307,6 +307,21 @@ pub(crate) mod tests {
         (store, dir)
     }
 
+    /// An agent's request to register.
+    pub(crate) fn register(name: &str) -> flexcomm_wire::Register {
+        flexcomm_wire::Register {
+            protocol: flexcomm_wire::PROTOCOL,
+            node: name.parse().unwrap(),
+            instance: 1,
+            previous: vec![],
+            addr: [10, 0, 0, 1].into(),
+            echo_port: 1,
+            throughput_port: 2,
+            may_shape: false,
+            software: String::new(),
+        }
+    }
+
     /// The hello of the only rank of a job.
     pub(crate) fn alone(job: flexcomm_domain::JobId) -> flexcomm_wire::JobSeen {
         flexcomm_wire::JobSeen {

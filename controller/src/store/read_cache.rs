@@ -163,12 +163,12 @@ impl<K: Ord, V: Clone> ReadCache<K, V> {
 #[cfg(test)]
 mod tests {
     use super::super::statement::sql;
-    use super::super::tests::{alone, begun, scratch};
+    use super::super::tests::{alone, begun, register, scratch};
     use super::super::{Deletion, Incoming, Ingest, JobRow, NewDecision, NewTrial, Registration, StoreError};
     use super::*;
     use crate::limits::{MAX_NODES, PROFILE_TRIALS};
     use flexcomm_domain::{Decision, NodeName, Strategy, Timestamp, Version};
-    use flexcomm_wire::{LinkReport, MAX_SEQ_STEP, Register, ReportBody};
+    use flexcomm_wire::{LinkReport, MAX_SEQ_STEP, ReportBody};
     use futures_util::FutureExt;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -274,17 +274,6 @@ mod tests {
     async fn what_is_refused_wrote_nothing() {
         let (store, _dir) = scratch().await;
         let node = |name: &str| name.parse::<NodeName>().unwrap();
-        let register = |name: &str| Register {
-            protocol: 1,
-            node: node(name),
-            instance: 1,
-            previous: vec![],
-            addr: "10.0.0.1".parse().unwrap(),
-            echo_port: 1,
-            throughput_port: 2,
-            may_shape: false,
-            software: String::new(),
-        };
         let run = begun(&store, Timestamp(0)).await;
         for name in ["a", "b"] {
             store.register(&register(name), Timestamp(0)).await.unwrap();

@@ -54,8 +54,6 @@ pub(super) struct Window {
     /// Nothing is missing from here on.
     from: u64,
     rows: BTreeMap<(u64, u32), StepRow>,
-    /// What was read last, with what was written until then ([`super::read_cache::WriteCounters::stamp`]): from a step to another.
-    read: Option<(Option<u64>, u64, u64)>,
 }
 
 /// What [`STEPS`] reads of a rank: the rank, up to which step what is known of it holds (-1: not at all), what comes after.
@@ -63,7 +61,7 @@ type News = (u32, i64, Vec<StepRow>);
 
 impl Window {
     fn new(from: u64) -> Self {
-        Self { from, rows: BTreeMap::new(), read: None }
+        Self { from, rows: BTreeMap::new() }
     }
 
     /// For [`STEPS`].
@@ -197,19 +195,14 @@ impl Store {
     }
 
     /// Steps of a job from `from` on, ascending by step and rank, at most `steps` different ones.
-    pub async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
+    pub(super) async fn steps(&self, job: &JobId, from: u64, steps: u64) -> Result<Vec<StepRow>> {
         let to = from.saturating_add(steps);
-        let stamp = self.write.counters().stamp(self.reads.step_spans.tables());
         let known = self.windows.lock().remove(job).filter(|window| window.from <= from);
         let mut window = known.unwrap_or_else(|| Window::new(from));
-        let read = Some((stamp, from, to));
-        if stamp.is_none() || window.read != read {
-            let newest = json("read steps", &window.newest())?;
-            let query = sql!("read steps", STEPS, job, from, to, newest);
-            let news: String = query.fetch_one(&self.read).await?;
-            window.take(from, stored("read steps", "row", serde_json::from_str(&news))?);
-            window.read = read;
-        }
+        let newest = json("read steps", &window.newest())?;
+        let query = sql!("read steps", STEPS, job, from, to, newest);
+        let news: String = query.fetch_one(&self.read).await?;
+        window.take(from, stored("read steps", "row", serde_json::from_str(&news))?);
         let rows = window.rows.range(..(to, 0)).map(|(_, row)| row.clone()).collect();
         let mut windows = self.windows.lock();
         windows.insert(job.clone(), window);
