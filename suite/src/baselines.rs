@@ -295,19 +295,33 @@ impl Baselines {
             return Ok(());
         }
         let curve = curves.of(setting)?;
-        let ends = fixed::replay(cell, truth, seed, curve)?;
-        let course = Course::new(&ends, &curve.losses);
+        let smooth = score::smooth(&fixed::points(&curve.losses));
+        // What comes after the last step that counts is not played.
+        let until = |steps: f64| {
+            let played = Cell { steps: (steps.ceil() as u64).clamp(1, cell.steps), ..cell.clone() };
+            score::seconds_at(&fixed::replay(&played, truth, seed, curve)?, steps).context("a replay ended early")
+        };
         if setting == DENSE {
-            let target = score::target(&course.curve, TARGET_SHARE).context("dense has no losses")?;
-            let budget_s = score::seconds_at(&ends, ends.len() as f64 * BUDGET_SHARE).context("dense has no steps")?;
+            let target = score::target(&smooth, TARGET_SHARE).context("dense has no losses")?;
+            let budget_s = until(cell.steps as f64 * BUDGET_SHARE)?;
             self.measures.push(Measure { seed, target, budget_s });
         }
-        let target = self.measure(seed).context("dense comes first")?.target;
-        let reached = course.reached(target);
-        let (steps, seconds) = (reached.map(|r| r.steps), reached.map(|r| r.seconds));
+        let steps = score::steps_to(&smooth, self.target(seed)?);
+        let seconds = steps.map(until).transpose()?;
         self.fixed.push(FixedRun { setting: setting.to_owned(), seed, steps, seconds, accuracy: curve.accuracy });
-        if self.seeds.first() == Some(&seed) {
-            self.lines.insert(setting.to_owned(), course.line());
+        Ok(())
+    }
+
+    /// What dense and the best fixed setting learn when, with the first seed.
+    pub(crate) fn add_lines(&mut self, cell: &Cell, truth: &Coefficients, curves: &Curves) -> Result<()> {
+        let best = self.best_fixed().context("no fixed setting ran")?.to_owned();
+        self.lines.retain(|setting, _| *setting == best || setting == DENSE);
+        for setting in [DENSE, &best] {
+            if !self.lines.contains_key(setting) {
+                let curve = curves.of(setting)?;
+                let ends = fixed::replay(cell, truth, curves.recipe.seed, curve)?;
+                self.lines.insert(setting.to_owned(), Course::new(&ends, &curve.losses).line());
+            }
         }
         Ok(())
     }

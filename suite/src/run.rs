@@ -12,6 +12,8 @@ use crate::score;
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_controller::RawConfig;
 use flexcomm_truth::coefficients::Coefficients;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -274,8 +276,8 @@ impl Suite {
             }
         }
         let best = record.baselines.best_fixed().context("no fixed setting ran")?.to_owned();
-        record.baselines.lines.retain(|setting, _| *setting == best || setting == DENSE);
         let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
+        record.baselines.add_lines(cell, &self.truth, &curves)?;
         record.baselines.add_phases(cell, &self.truth, &curves)?;
         self.keep(record)?;
         for seed in job.seeds.clone() {
@@ -360,7 +362,8 @@ impl Suite {
         let (left, done) = (Mutex::new(sorted.into_iter()), Mutex::new(Vec::new()));
         let (begun, all) = (Instant::now(), jobs.iter().map(Job::size).sum::<f64>());
         let next = || left.lock().ok().and_then(|mut left| left.next()).filter(|_| self.go_on().is_ok());
-        let work = || {
+        let work = |number: usize| {
+            stay_on_processor(number);
             while let Some(job) = next() {
                 let (began, record) = (Instant::now(), self.cell(job));
                 let Ok(mut done) = done.lock() else { return };
@@ -373,11 +376,25 @@ impl Suite {
                 eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
         };
-        std::thread::scope(|scope| (0..threads.get()).for_each(|_| drop(scope.spawn(work))));
+        let work = &work;
+        std::thread::scope(|scope| (0..threads.get()).for_each(|number| drop(scope.spawn(move || work(number)))));
         let done = done.into_inner().unwrap_or_default();
         let mut records: Vec<Record> = done.into_iter().map(|(_, record)| record).collect();
         records.sort_by_key(|record| jobs.iter().position(|job| job.cell.name == record.name));
         records
+    }
+}
+
+/// Keeps a thread, and those that it starts, on one of the processors that it may use: a run and the SQLite of its controller hand over
+/// to each other many times a second, which wakes another processor each time where they are not on the same.
+fn stay_on_processor(number: usize) {
+    let this = Pid::from_raw(0);
+    let Ok(allowed) = sched_getaffinity(this) else { return };
+    let usable: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true)).collect();
+    let mut one = CpuSet::new();
+    // Where that fails the run is slower, and the same.
+    if usable.get(number % usable.len().max(1)).is_some_and(|cpu| one.set(*cpu).is_ok()) {
+        _ = sched_setaffinity(this, &one);
     }
 }
 

@@ -261,13 +261,15 @@ pub fn run<T: Copy>(
         ..Rank::default()
     });
     let free_at = vec![0.0; starts.len()];
-    let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), free_at, pending: 0 };
+    let not_done = starts.len();
+    let mut run = Run { network, mesh, software, step, ranks: ranks.collect(), not_done, free_at, pending: 0 };
     for rank in 0..run.ranks.len() {
         run.go_on(rank, run.ranks[rank].times.began);
     }
-    while let Some(rank) = run.ranks.iter().position(|rank| !rank.done) {
+    while run.not_done > 0 {
         // Others' events may come for ever.
         let Some(what) = run.network.advance().filter(|_| run.pending > 0) else {
+            let rank = run.ranks.iter().position(|rank| !rank.done).unwrap_or_default();
             let collective = run.ranks[rank].collectives.iter().position(|state| !state.ended);
             return Err(Stuck { rank, collective: collective.unwrap_or_default() });
         };
@@ -300,6 +302,8 @@ struct Run<'a, T> {
     software: Software,
     step: &'a Step,
     ranks: Vec<Rank>,
+    /// How many of them.
+    not_done: usize,
     /// By processor: when what takes turns on it has ended. A rank's software does.
     free_at: Vec<f64>,
     /// Timers and messages of the job under way.
@@ -310,7 +314,10 @@ impl<T: Copy> Run<'_, T> {
     /// A rank, at a moment, does what it can until it computes or waits.
     fn go_on(&mut self, rank: usize, at: f64) {
         match self.step.ranks[rank].get(self.ranks[rank].times.done.len()) {
-            None => (self.ranks[rank].times.ended, self.ranks[rank].done) = (at, true),
+            None => {
+                (self.ranks[rank].times.ended, self.ranks[rank].done) = (at, true);
+                self.not_done -= 1;
+            }
             Some(Do::Compute(seconds)) => {
                 let until = self.computes(rank, at, *seconds);
                 self.pending += 1;

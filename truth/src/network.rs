@@ -14,7 +14,8 @@ use crate::trace::Trace;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 /// A direction of a NIC, or a bottleneck that several share.
 #[derive(Debug, Clone)]
@@ -83,7 +84,7 @@ struct Message<T> {
 
 #[derive(Debug)]
 struct Connection<T> {
-    path: Vec<PortId>,
+    path: Arc<[PortId]>,
     /// One-way latency, seconds.
     latency: Trace,
     /// Of the way back.
@@ -106,6 +107,8 @@ struct Connection<T> {
     last_arrival: f64,
     /// It sends a largest window per round trip, evenly: as one that sends at the full rate and then waits for acknowledgements.
     paced: bool,
+    /// Whether it waits for its share.
+    open: bool,
     /// Events of earlier plans are out of date.
     plan: u64,
 }
@@ -113,8 +116,10 @@ struct Connection<T> {
 #[derive(Debug)]
 struct PortState {
     port: Port,
-    /// Connections that are sending through it.
-    sending: BTreeSet<ConnectionId>,
+    /// Connections that are sending through it, in order.
+    sending: Vec<ConnectionId>,
+    /// Whether the search for ports that are tied to others has found it.
+    found: bool,
     tokens: f64,
     counted: f64,
     /// Bytes per second that go through it: of our connections, or all that it lets through where others fill it.
@@ -165,9 +170,22 @@ pub struct Network<T> {
     events: BinaryHeap<Queued<T>>,
     ports: Vec<PortState>,
     connections: Vec<Connection<T>>,
+    tied: Tied,
+}
+
+/// Ports and connections that share with each other, in order; and what is left of these ports, and the connections that go no faster
+/// than their pace. Kept between two uses for its memory.
+#[derive(Debug, Default)]
+struct Tied {
+    ports: Vec<PortId>,
+    connections: Vec<ConnectionId>,
+    left: Vec<Remaining>,
+    paces: Vec<(ConnectionId, f64)>,
+    fixed: Vec<ConnectionId>,
 }
 
 /// What of a port is not given to a connection yet.
+#[derive(Debug)]
 struct Remaining {
     port: PortId,
     /// Bytes per second.
@@ -208,7 +226,8 @@ impl<T: Copy> Network<T> {
         let state = |port: Port| PortState {
             tokens: port.burst.map_or(0.0, |burst| burst.bytes),
             port,
-            sending: BTreeSet::new(),
+            sending: Vec::new(),
+            found: false,
             counted: begins,
             load: 0.0,
             plan: 0,
@@ -221,6 +240,7 @@ impl<T: Copy> Network<T> {
             events: BinaryHeap::new(),
             ports: ports.into_iter().map(state).collect(),
             connections: Vec::new(),
+            tied: Tied::default(),
         };
         for port in 0..network.ports.len() {
             network.queue_change(port);
@@ -234,7 +254,7 @@ impl<T: Copy> Network<T> {
     pub fn connect(&mut self, path: Vec<PortId>, latency: Trace, latency_back: Trace) -> ConnectionId {
         let window = self.tcp.initial_window();
         self.connections.push(Connection {
-            path,
+            path: path.into(),
             latency,
             latency_back,
             queue: VecDeque::new(),
@@ -249,6 +269,7 @@ impl<T: Copy> Network<T> {
             last_sent: f64::NEG_INFINITY,
             last_arrival: f64::NEG_INFINITY,
             paced: false,
+            open: false,
             plan: 0,
         });
         self.connections.len() - 1
@@ -438,8 +459,11 @@ impl<T: Copy> Network<T> {
             self.plan(id);
             return;
         }
-        for &port in &path {
-            self.ports[port].sending.insert(id);
+        for &port in &*path {
+            let sending = &mut self.ports[port].sending;
+            if let Err(at) = sending.binary_search(&id) {
+                sending.insert(at, id);
+            }
         }
         self.share(&path);
     }
@@ -486,8 +510,11 @@ impl<T: Copy> Network<T> {
 
     fn leave_ports(&mut self, id: ConnectionId) {
         let path = self.connections[id].path.clone();
-        for &port in &path {
-            self.ports[port].sending.remove(&id);
+        for &port in &*path {
+            let sending = &mut self.ports[port].sending;
+            if let Ok(at) = sending.binary_search(&id) {
+                sending.remove(at);
+            }
         }
         self.share(&path);
     }
@@ -594,65 +621,97 @@ impl<T: Copy> Network<T> {
 
     /// Shares out the ports that are tied to these by connections, max-min, and plans anew.
     fn share(&mut self, changed: &[PortId]) {
-        let (ports, connections) = self.tied(changed);
-        for &id in &connections {
+        let mut tied = std::mem::take(&mut self.tied);
+        self.find_tied(changed, &mut tied);
+        for &id in &tied.connections {
             self.settle(id);
         }
-        for &port in &ports {
+        for &port in &tied.ports {
             self.count_tokens(port);
         }
-        self.fill(&ports, &connections);
-        for &id in &connections {
+        self.fill(&mut tied);
+        for &id in &tied.connections {
             self.plan(id);
         }
-        for &port in &ports {
+        for &port in &tied.ports {
             self.plan_tokens(port);
         }
+        self.tied = tied;
     }
 
-    fn tied(&self, changed: &[PortId]) -> (BTreeSet<PortId>, BTreeSet<ConnectionId>) {
-        let mut ports: BTreeSet<PortId> = changed.iter().copied().collect();
-        let mut connections = BTreeSet::new();
-        let mut ahead: Vec<PortId> = changed.to_vec();
-        while let Some(port) = ahead.pop() {
-            for &id in &self.ports[port].sending {
-                if connections.insert(id) {
-                    ahead.extend(self.connections[id].path.iter().copied().filter(|&port| ports.insert(port)));
+    fn find_tied(&mut self, changed: &[PortId], Tied { ports, connections, .. }: &mut Tied) {
+        ports.clear();
+        connections.clear();
+        let find = |found: &mut bool, port: PortId, ports: &mut Vec<PortId>| {
+            if !std::mem::replace(found, true) {
+                ports.push(port);
+            }
+        };
+        for &port in changed {
+            find(&mut self.ports[port].found, port, ports);
+        }
+        let mut at = 0;
+        while let Some(&port) = ports.get(at) {
+            for number in 0..self.ports[port].sending.len() {
+                let id = self.ports[port].sending[number];
+                let connection = &mut self.connections[id];
+                if !std::mem::replace(&mut connection.open, true) {
+                    connections.push(id);
+                    for &port in &*connection.path {
+                        find(&mut self.ports[port].found, port, ports);
+                    }
                 }
             }
+            at += 1;
         }
-        (ports, connections)
+        for &port in &*ports {
+            self.ports[port].found = false;
+        }
+        ports.sort_unstable();
+        connections.sort_unstable();
     }
 
     /// Progressive filling: the port with the least left for each of its flows is full first, unless a connection's pace is less.
-    fn fill(&mut self, ports: &BTreeSet<PortId>, connections: &BTreeSet<ConnectionId>) {
+    /// All connections are open before, none after.
+    fn fill(&mut self, Tied { ports, connections, left, paces, fixed }: &mut Tied) {
         let whole = |&port: &PortId| {
             let flows = self.others(port) + self.ports[port].sending.len() as f64;
             Remaining { port, rate: self.capacity(port), flows }
         };
-        let mut left: Vec<Remaining> = ports.iter().map(whole).collect();
-        let mut open = connections.clone();
-        let paces: Vec<(ConnectionId, f64)> = open.iter().filter_map(|&id| Some((id, self.pace(id)?))).collect();
-        open.iter().for_each(|&id| self.connections[id].paced = false);
-        while !open.is_empty() {
-            let carries = |port: PortId| self.ports[port].sending.iter().any(|id| open.contains(id));
+        left.clear();
+        left.extend(ports.iter().map(whole));
+        paces.clear();
+        paces.extend(connections.iter().filter_map(|&id| Some((id, self.pace(id)?))));
+        connections.iter().for_each(|&id| self.connections[id].paced = false);
+        let mut open = connections.len();
+        while open > 0 {
+            let is_open = |id: &ConnectionId| self.connections[*id].open;
+            let carries = |port: PortId| self.ports[port].sending.iter().any(is_open);
             let first = left.iter().filter(|left| carries(left.port)).min_by(|a, b| a.each().total_cmp(&b.each()));
             let Some((full, share)) = first.map(|left| (left.port, left.each().max(0.0))) else { break };
-            let slow = paces.iter().filter(|(id, pace)| *pace < share && open.contains(id));
-            let (fixed, rate) = match slow.min_by(|a, b| a.1.total_cmp(&b.1)) {
-                Some(&(id, pace)) => (vec![id], pace),
-                None => (self.ports[full].sending.iter().copied().filter(|id| open.contains(id)).collect(), share),
+            let slow = paces.iter().filter(|(id, pace)| *pace < share && is_open(id));
+            fixed.clear();
+            let rate = match slow.min_by(|a, b| a.1.total_cmp(&b.1)) {
+                Some(&(id, pace)) => {
+                    fixed.push(id);
+                    pace
+                }
+                None => {
+                    fixed.extend(self.ports[full].sending.iter().copied().filter(is_open));
+                    share
+                }
             };
-            for id in fixed {
-                open.remove(&id);
-                self.connections[id].rate = rate;
-                self.connections[id].paced = rate < share;
-                for left in left.iter_mut().filter(|left| self.connections[id].path.contains(&left.port)) {
+            open -= fixed.len();
+            for &id in &*fixed {
+                let connection = &mut self.connections[id];
+                (connection.open, connection.rate, connection.paced) = (false, rate, rate < share);
+                for left in left.iter_mut().filter(|left| connection.path.contains(&left.port)) {
                     (left.rate, left.flows) = ((left.rate - rate).max(0.0), left.flows - 1.0);
                 }
             }
         }
-        for &port in ports {
+        connections.iter().for_each(|&id| self.connections[id].open = false);
+        for &port in &*ports {
             let own = self.ports[port].sending.iter().map(|&id| self.connections[id].rate).sum();
             self.ports[port].load = if self.others(port) > 0.0 { self.capacity(port) } else { own };
         }

@@ -1,11 +1,28 @@
 //! A quantity that changes in steps.
 
+use std::cell::Cell;
+
 /// A value over time: each holds from its moment until the next one.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Trace {
     steps: Vec<Step>,
     /// Seconds after which it begins anew.
     period: Option<f64>,
+    /// What it was asked for last: moments are asked for in turn, and many times.
+    last: Cell<Held>,
+}
+
+/// A value, and the moments at which it is known to hold: at `from`, and up to `until` without it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Held {
+    from: f64,
+    until: f64,
+    value: f64,
+}
+
+impl Held {
+    /// At no moment.
+    const NEVER: Cell<Self> = Cell::new(Self { from: f64::INFINITY, until: f64::NEG_INFINITY, value: 0.0 });
 }
 
 /// From when which value holds.
@@ -17,10 +34,16 @@ pub struct Step {
     pub value: f64,
 }
 
+impl PartialEq for Trace {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.steps, self.period) == (&other.steps, other.period)
+    }
+}
+
 impl Trace {
     /// The same value for ever.
     pub fn constant(value: f64) -> Self {
-        Self { steps: vec![Step { from: 0.0, value }], period: None }
+        Self { steps: vec![Step { from: 0.0, value }], period: None, last: Held::NEVER }
     }
 
     /// Steps in the order of time, the first at 0; none where they are not.
@@ -28,7 +51,7 @@ impl Trace {
         let ordered = steps.windows(2).all(|pair| pair[0].from < pair[1].from);
         let begins = steps.first().is_some_and(|first| first.from == 0.0);
         let finite = steps.iter().all(|step| step.from.is_finite() && step.value.is_finite());
-        (ordered && begins && finite).then_some(Self { steps, period: None })
+        (ordered && begins && finite).then_some(Self { steps, period: None, last: Held::NEVER })
     }
 
     /// The same, from the first step again every so many seconds; none, too, where the last step begins later than that.
@@ -40,7 +63,13 @@ impl Trace {
 
     /// The value at a moment; before the start it is the first.
     pub fn at(&self, seconds: f64) -> f64 {
-        self.steps[self.after(self.cycles(seconds), seconds) - 1].value
+        let last = self.last.get();
+        if last.from <= seconds && seconds < last.until {
+            return last.value;
+        }
+        let value = self.steps[self.after(self.cycles(seconds), seconds) - 1].value;
+        self.last.set(Held { from: seconds, until: self.next_change(seconds).unwrap_or(f64::INFINITY), value });
+        value
     }
 
     /// When it changes next.
