@@ -37,18 +37,19 @@ const MOST_SEEDS: usize = 4;
 /// Results.
 const TARGET: &str = "target/suite";
 
-/// Cells of `--quick`: each family, all lengths of phases and models, at most eight ranks.
+/// Cells of `--quick`: each family, all lengths of phases and models, at most eight ranks; of half an hour's phases, where agents and
+/// controller take longest, few ranks.
 const QUICK: [&str; 12] = [
     "asymmetric-5",
     "bursts-2",
+    "bursts-5",
     "c1-2",
     "c1-5",
-    "c2-2",
     "c2-6",
     "good-2",
     "shared-nic-3",
     "slow-node-5",
-    "swing-3",
+    "swing-2",
     "swing-4",
     "walk-5",
 ];
@@ -69,9 +70,15 @@ enum Command {
     Summary {
         #[command(flatten)]
         of: OfCells,
-        /// Results.
+        /// Results; where the files go.
         #[arg(long, default_value = TARGET)]
         target: PathBuf,
+        /// Shows the recorded planner's runs instead, from the baselines.
+        #[arg(long)]
+        recorded: bool,
+        /// Baselines.
+        #[arg(long, default_value = BASELINES, requires = "recorded")]
+        baselines: PathBuf,
     },
     /// The communication_ratio of a cell: of a dense step, transfers over computing, by the truth.
     Ratio {
@@ -229,7 +236,7 @@ fn main() -> Result<()> {
         Command::Record { planner, cells, baselines, target } => {
             record::record(&baselines, &target.join("results"), &Cell::read_all(&cells)?, planner.as_deref())
         }
-        Command::Summary { of, target } => summary(of, &target),
+        Command::Summary { of, target, recorded, baselines } => summary(of, &target, recorded.then_some(&baselines)),
         Command::Ratio { cell, truth } => {
             let (cell, truth) = (Cell::read(&cell)?, self::truth(truth.as_deref())?);
             println!("communication_ratio = {}", families::communication_ratio(&cell, &truth)?);
@@ -405,11 +412,15 @@ fn run(args: RunArgs) -> Result<()> {
     show(&args.target, &records, of)
 }
 
-/// The same of results that are there.
-fn summary(of: OfCells, target: &Path) -> Result<()> {
+/// The same of results that are there, or of what baselines have recorded.
+fn summary(of: OfCells, target: &Path, baselines: Option<&PathBuf>) -> Result<()> {
     let (cells, truth) = (Cell::read_all(&of.cells)?, truth(of.truth.as_deref())?);
     let library = Library::new(of.curves, target.join("curves"), Shared::new(DEFAULT_FOLDER.into()), Arc::default());
-    let Results { records, incomplete, binary } = report::read(&target.join("results"), &cells, &truth, &library)?;
+    let results = match baselines {
+        Some(baselines) => report::recorded(baselines, &cells, &truth, &library),
+        None => report::read(&target.join("results"), &cells, &truth, &library),
+    };
+    let Results { records, incomplete, binary } = results?;
     let of = self::of(&cells, &truth, binary, incomplete)?;
     show(target, &records, of)
 }

@@ -1,6 +1,6 @@
 //! What results show, as files and as a summary: at the end of a run, and of those that are there.
 
-use crate::baselines::{Adapted, Record};
+use crate::baselines::{Adapted, Baselines, Record, RecordedPlanner};
 use crate::cells::Cell;
 use crate::files;
 use crate::fixed::Library;
@@ -54,12 +54,52 @@ pub struct Results {
 /// No results; a cell that is none of `cells` or differs from it; one of another truth or of other curves, or whose curves are missing; two
 /// programs. Each names the cell and what to do.
 pub fn read(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Library) -> Result<Results> {
-    let mut records = Vec::new();
-    let mut incomplete = Vec::new();
-    if folder.exists() {
-        records = run::read_records(folder)?;
-    }
+    let records = if folder.exists() { run::read_records(folder)? } else { Vec::new() };
     ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", folder.display());
+    one_table(folder, records, cells, truth, library)
+}
+
+/// The recorded planner's runs as results, its commit as their program, from a folder of baselines. Cells without any are incomplete.
+///
+/// # Errors
+/// As of [`read`].
+pub fn recorded(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Library) -> Result<Results> {
+    let (mut records, mut lacking) = (Vec::new(), Vec::new());
+    for cell in cells {
+        let path = folder.join(format!("{}.json", cell.name));
+        let mut baselines: Baselines = if path.exists() { files::read_json(&path)? } else { Baselines::default() };
+        let Some(RecordedPlanner { commit, runs, .. }) = baselines.recorded_planner.take() else {
+            lacking.push(format!("{} (no recorded planner)", cell.name));
+            continue;
+        };
+        records.push(Record {
+            name: cell.name.clone(),
+            cell: cell.clone(),
+            seeds: runs.iter().map(|run| run.seed).collect(),
+            baselines,
+            binary: format!("commit {commit}"),
+            flexcomm: runs,
+            error: None,
+        });
+    }
+    ensure!(
+        !records.is_empty(),
+        "{} has no recorded planner; `flexcomm-suite record --planner` keeps one",
+        folder.display()
+    );
+    let mut results = one_table(folder, records, cells, truth, library)?;
+    results.incomplete.extend(lacking);
+    Ok(results)
+}
+
+fn one_table(
+    folder: &Path,
+    mut records: Vec<Record>,
+    cells: &[Cell],
+    truth: &Coefficients,
+    library: &Library,
+) -> Result<Results> {
+    let mut incomplete = Vec::new();
     for record in &records {
         let name = &record.name;
         let again = format!(
@@ -187,6 +227,40 @@ mod tests {
         for name in ["regret-by-family", "experiments", "reaction", "prediction", "cells/a-1", "cells/b-1"] {
             assert!(world.path(&format!("{name}.svg")).exists(), "{name}");
         }
+    }
+
+    #[test]
+    fn the_recorded_planner_is_shown_from_the_baselines() {
+        let world = World::new();
+        let baselines = world.path("baselines");
+        let recorded = || recorded(&baselines, &world.cells, &world.truth, &world.library());
+        let error = format!("{:#}", recorded().unwrap_err());
+        assert!(error.contains("baselines has no recorded planner"), "{error}");
+        let keep = |at: usize, commit: Option<&str>| {
+            let Results { records, .. } = world.read().unwrap();
+            let Record { name, baselines: kept, flexcomm: runs, binary, .. } = records[at].clone();
+            let recorded_planner = commit.map(|commit| RecordedPlanner { commit: commit.into(), binary, runs });
+            files::write_json(&baselines.join(format!("{name}.json")), &Baselines { recorded_planner, ..kept })
+                .unwrap();
+        };
+        keep(0, Some("abc"));
+        keep(1, None);
+        let results = recorded().unwrap();
+        assert_eq!(
+            (results.binary.as_str(), results.incomplete),
+            ("commit abc", vec!["b-1 (no recorded planner)".to_owned()])
+        );
+        let [record] = &results.records[..] else { panic!("one cell has one") };
+        assert_eq!(
+            (&record.flexcomm, record.baselines.recorded().len()),
+            (&world.read().unwrap().records[0].flexcomm, 0)
+        );
+        keep(1, Some("def"));
+        let error = format!("{:#}", recorded().unwrap_err());
+        assert!(
+            error.contains("the results of b-1 are of the program commit def, those of a-1 of commit abc"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -7,4 +7,8 @@
 pub mod coefficients;
 pub mod job;
 pub mod network;
+#[allow(
+    clippy::declare_interior_mutable_const,
+    reason = "every trace begins with a copy of its own of what is remembered"
+)]
 pub mod trace;

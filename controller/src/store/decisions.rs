@@ -518,7 +518,7 @@ mod tests {
             "UPDATE decision_snapshots SET snapshot = '{}' WHERE version = 3",
             "UPDATE decision_reports SET seed = 1 WHERE version = 2",
         ] {
-            store.write.execute(sql!("damage", update)).await.unwrap();
+            store.write.execute(Tables::ALL, sql!("damage", update)).await.unwrap();
         }
         let rows = store.snapshots(&run.job, u64::MAX, 10).await.unwrap();
         let said: Vec<Option<&str>> = rows.iter().map(|row| row.kept.as_ref().err().map(String::as_str)).collect();

@@ -168,7 +168,8 @@ impl Store {
     /// What was measured since `since` is no longer called settled, nor what waits to be fitted: the links had moved before
     /// it was seen.
     pub async fn unsettle(&self, job: &JobId, since: Timestamp) -> Result<()> {
-        self.write.execute(sql!("unsettle intervals", UNSETTLE, job, since)).await.map(|_| ())
+        let statement = sql!("unsettle intervals", UNSETTLE, job, since);
+        self.write.execute(Tables::MEMORY, statement).await.map(|_| ())
     }
 
     /// The fitted coefficients; the prior before anything was measured. Read back from disk once: this process is

@@ -7,6 +7,7 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use std::sync::Arc;
 
+use super::read_cache::Tables;
 use super::statement::{column, row, sql};
 use super::write::Transaction;
 use super::{Result, Store, StoreError, decisions, json, trials};
@@ -147,7 +148,8 @@ impl Store {
     pub async fn put_policy(&self, job: &JobId, kinds: &Kinds) -> Result<bool> {
         let operation = "store a job's policy";
         let policy = json(operation, &policy::shown(kinds))?;
-        Ok(self.write.execute(sql!(operation, "UPDATE jobs SET policy = $2 WHERE job = $1", job, policy)).await? > 0)
+        let statement = sql!(operation, "UPDATE jobs SET policy = $2 WHERE job = $1", job, policy);
+        Ok(self.write.execute(Tables::REST, statement).await? > 0)
     }
 
     /// The runs before the one that has the job's name now, newest first.
@@ -378,7 +380,7 @@ mod tests {
         ] {
             store
                 .write
-                .execute(sql!("write", "UPDATE jobs SET ended_us = $1, ended_how = $2", ended, how))
+                .execute(Tables::ALL, sql!("write", "UPDATE jobs SET ended_us = $1, ended_how = $2", ended, how))
                 .await
                 .unwrap();
             let row = store.job(&job).await.unwrap().unwrap();

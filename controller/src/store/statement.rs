@@ -282,6 +282,7 @@ pub(super) fn failed(operation: &'static str) -> impl Fn(sqlx::Error) -> StoreEr
 
 #[cfg(test)]
 mod tests {
+    use super::super::read_cache::Tables;
     use super::super::tests::scratch;
 
     #[tokio::test]
@@ -297,12 +298,12 @@ mod tests {
             (1 << 32, "a", "[]", "read a job's ranks: stored rank is not valid: "),
             (0, "a", "[", "read a job's ranks: stored codecs is not valid: EOF"),
         ] {
-            store.write.execute(row(rank, node, codecs)).await.unwrap();
+            store.write.execute(Tables::ALL, row(rank, node, codecs)).await.unwrap();
             let error = store.ranks(&job).await.unwrap_err().to_string();
             assert!(error.starts_with(said), "{error}");
-            store.write.execute(sql!("write", "DELETE FROM ranks")).await.unwrap();
+            store.write.execute(Tables::ALL, sql!("write", "DELETE FROM ranks")).await.unwrap();
         }
-        store.write.execute(row(0, "a", "[]")).await.unwrap();
+        store.write.execute(Tables::ALL, row(0, "a", "[]")).await.unwrap();
         assert_eq!(store.ranks(&job).await.unwrap().len(), 1);
     }
 }

@@ -1,6 +1,7 @@
 //! What grows with time is cut now and then, not with every report: finding the end of a window costs as much as
 //! the window is long.
 
+use super::read_cache::Tables;
 use super::statement::sql;
 use super::{Result, Store};
 use crate::limits::{INTERVALS, LINK_HISTORY, PROGRESS};
@@ -25,11 +26,12 @@ impl Store {
         let jobs: Vec<String> = sql!(operation, "SELECT job FROM jobs").fetch_all(&self.read).await?;
         let links: Vec<(String, String)> = sql!(operation, "SELECT src, dst FROM links").fetch_all(&self.read).await?;
         for job in &jobs {
-            self.write.execute(sql!(operation, PROGRESS_SQL, job, PROGRESS)).await?;
-            self.write.execute(sql!(operation, INTERVALS_SQL, job, INTERVALS)).await?;
+            self.write.execute(Tables::STEPS, sql!(operation, PROGRESS_SQL, job, PROGRESS)).await?;
+            self.write.execute(Tables::MEMORY, sql!(operation, INTERVALS_SQL, job, INTERVALS)).await?;
         }
         for (src, dst) in &links {
-            self.write.execute(sql!(operation, LINK_HISTORY_SQL, src, dst, LINK_HISTORY)).await?;
+            let statement = sql!(operation, LINK_HISTORY_SQL, src, dst, LINK_HISTORY);
+            self.write.execute(Tables::NONE, statement).await?;
         }
         Ok(())
     }

@@ -64,11 +64,12 @@ impl Writer {
         Ok(Transaction { connection, outcome_known: false, writer: self, operation, tables: Tables::ALL })
     }
 
-    /// Runs one statement as a transaction; how many rows it changed.
-    pub(super) async fn execute(&self, statement: Statement) -> Result<u64> {
-        let mut tx = self.begin(statement.operation).await?;
+    /// Runs one statement, which is a transaction by itself; how many rows it changed. It writes no other tables than these.
+    pub(super) async fn execute(&self, tables: Tables, statement: Statement) -> Result<u64> {
+        let mut tx = self.take(statement.operation).await?;
+        tx.tables = tables;
         let changed = statement.affected(&mut *tx).await?;
-        tx.commit().await?;
+        tx.committed(|| ());
         Ok(changed)
     }
 
@@ -84,7 +85,7 @@ impl Writer {
 
     /// Whether a write commits now.
     pub(super) async fn probe(&self) -> Result<()> {
-        self.execute(sql!("write to the database", PROBE)).await.map(|_| ())
+        self.execute(Tables::NONE, sql!("write to the database", PROBE)).await.map(|_| ())
     }
 
     /// Whether a write would commit on a connection of its own.
@@ -148,6 +149,11 @@ impl Transaction<'_> {
     /// The same by a last statement, which has to end with `; COMMIT`. `then` runs before anything else can be written.
     pub(super) async fn commit_by(mut self, last: Statement, then: impl FnOnce()) -> Result<()> {
         last.execute(&mut *self).await?;
+        self.committed(then);
+        Ok(())
+    }
+
+    fn committed(mut self, then: impl FnOnce()) {
         self.outcome_known = true;
         self.writer.counters.committed(self.tables);
         then();
@@ -155,7 +161,6 @@ impl Transaction<'_> {
         if self.writer.failing.swap(false, Ordering::Relaxed) {
             tracing::info!("writes to the database commit again");
         }
-        Ok(())
     }
 
     /// Ends it without having written anything, because what it is for is refused: what was read before is still valid, and the
@@ -200,7 +205,7 @@ mod tests {
     const GROW: &str = "INSERT INTO counters (name, value) VALUES (hex(randomblob(8000)), 1)";
 
     async fn grow(writer: &Writer) -> Result<()> {
-        writer.execute(sql!("grow", GROW)).await.map(|_| ())
+        writer.execute(Tables::ALL, sql!("grow", GROW)).await.map(|_| ())
     }
 
     #[tokio::test]

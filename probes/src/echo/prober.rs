@@ -239,15 +239,7 @@ impl Prober {
     pub fn loss(&mut self, now: Nanos) -> Loss {
         self.expire(now);
         self.trim(now);
-        if let Some(loss) = self.loss {
-            return loss;
-        }
-        let count = |is: fn(&State) -> bool| self.window.iter().filter(|entry| is(&entry.state)).count() as u64;
-        let answered = count(|state| matches!(state, State::Answered { .. }));
-        let (out, back) = self.directions();
-        let loss = Loss { sent: answered + count(|state| *state == State::Lost), answered, out, back };
-        self.loss = Some(loss);
-        loss
+        *self.loss.get_or_insert_with(|| losses(&self.window))
     }
 
     /// What the window says at `now`.
@@ -269,28 +261,31 @@ impl Prober {
             excess_back_s: compared(&back, excess),
         }
     }
+}
 
-    /// Between two answers the responder's count tells how many requests arrived; the rest was lost on the way
-    /// out, and what arrived but was not answered here was lost on the way back.
-    fn directions(&self) -> (Option<f64>, Option<f64>) {
-        let (mut sent, mut arrived, mut back) = (0u64, 0u64, 0u64);
-        let mut previous: Option<(u64, u64)> = None;
-        let mut since = 0u64;
-        for entry in &self.window {
-            since += u64::from(entry.state != State::Hello);
-            let State::Answered { received, epoch, .. } = entry.state else { continue };
-            if let Some((count, _)) = previous.filter(|(count, e)| *e == epoch && received > *count) {
-                let got = (received - count).min(since);
-                sent += since;
-                arrived += got;
-                back += got - 1;
-            }
-            previous = Some((received, epoch));
-            since = 0;
+/// Between two answers the responder's count tells how many requests arrived; the rest was lost on the way
+/// out, and what arrived but was not answered here was lost on the way back.
+fn losses(window: &VecDeque<Entry>) -> Loss {
+    let (mut answered, mut lost) = (0u64, 0u64);
+    let (mut sent, mut arrived, mut back) = (0u64, 0u64, 0u64);
+    let mut previous: Option<(u64, u64)> = None;
+    let mut since = 0u64;
+    for entry in window {
+        since += u64::from(entry.state != State::Hello);
+        lost += u64::from(entry.state == State::Lost);
+        let State::Answered { received, epoch, .. } = entry.state else { continue };
+        answered += 1;
+        if let Some((count, _)) = previous.filter(|(count, e)| *e == epoch && received > *count) {
+            let got = (received - count).min(since);
+            sent += since;
+            arrived += got;
+            back += got - 1;
         }
-        let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
-        (share(sent - arrived, sent), share(back, arrived))
+        previous = Some((received, epoch));
+        since = 0;
     }
+    let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    Loss { sent: answered + lost, answered, out: share(sent - arrived, sent), back: share(back, arrived) }
 }
 
 fn answered(entry: &Entry) -> Option<EchoSample> {

@@ -1,9 +1,10 @@
 //! One-way latency from round trips.
 
 use super::Known;
-use super::cluster::{Rule, ends_sharply, lowest};
+use super::cluster::{Cluster, Rule, ends_sharply, lowest};
 use crate::passive::Transfer;
 use crate::stats::jitter;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 /// Most round trips kept: 16 s at one every four milliseconds.
@@ -34,6 +35,30 @@ pub(super) struct AlphaEstimator {
     window_s: f64,
     samples: VecDeque<(f64, f64)>,
     busy: VecDeque<Busy>,
+    /// The last evaluation: it is asked for ten times a second, and samples seldom come or leave the window.
+    evaluated: Cell<Option<Evaluation>>,
+}
+
+/// What the samples say, but for the time since.
+#[derive(Debug, Clone, Copy)]
+struct Evaluation {
+    /// So many of the oldest samples are outside of the window.
+    outside: usize,
+    jitter: f64,
+    /// The lowest cluster of the window; none without samples.
+    cluster: Option<Cluster>,
+    /// A lower one of all samples, where that of the window may be a queue.
+    before: Option<Before>,
+}
+
+/// A cluster from before the window.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    cluster: Cluster,
+    /// When such a round trip was seen last.
+    seen: f64,
+    /// Whether the window's round trips end sharply, as those of a wire.
+    sharp: bool,
 }
 
 /// A transfer, while which echoes queue.
@@ -47,10 +72,12 @@ struct Busy {
 
 impl AlphaEstimator {
     pub(super) fn new(window_s: f64) -> Self {
-        Self { window_s: window_s.max(0.1), samples: VecDeque::new(), busy: VecDeque::new() }
+        let (samples, busy, evaluated) = Default::default();
+        Self { window_s: window_s.max(0.1), samples, busy, evaluated }
     }
 
     pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
+        self.evaluated.set(None);
         self.samples.push_back((at, rtt_s));
         let window = WINDOWS * self.window_s;
         while self.samples.len() > MAX_SAMPLES
@@ -61,6 +88,7 @@ impl AlphaEstimator {
     }
 
     pub(super) fn transfer(&mut self, at: f64, transfer: &Transfer) {
+        self.evaluated.set(None);
         let start = at - transfer.seconds();
         self.busy.push_back(Busy { start, end: at, bound: transfer.alpha_bound() });
         let window = self.window_s;
@@ -69,42 +97,57 @@ impl AlphaEstimator {
         }
     }
 
-    /// Samples inside the window, else the newest few.
-    fn recent(&self, at: f64) -> Vec<(f64, f64)> {
-        let inside: Vec<(f64, f64)> = self.samples.iter().filter(|(t, _)| at - t <= self.window_s).copied().collect();
-        if inside.is_empty() { self.samples.iter().rev().take(KEEP).rev().copied().collect() } else { inside }
-    }
-
     pub(super) fn estimate(&self, at: f64) -> Option<Known> {
         let mut newest = self.samples.back()?.0;
-        let recent = self.recent(at);
-        let is_clean = |t: f64| !self.busy.iter().any(|busy| busy.start <= t && t <= busy.end);
-        let clean: Vec<f64> = recent.iter().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
-        let all: Vec<f64> = recent.iter().map(|(_, rtt)| *rtt).collect();
-        let mut cluster = lowest(&all, RULE)?;
-        let mut sure = cluster.support as f64 / all.len() as f64;
-        // Queueing only adds, so the lower of both is right even where a transfer's reported time is off.
-        if let Some(quiet) =
-            lowest(&clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value <= cluster.value)
-        {
-            cluster = quiet;
-            sure = sure.max(cluster.support as f64 / clean.len() as f64);
-        }
-        if sure < SURE {
-            let sharp = ends_sharply(&all, SHARP);
-            let all: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
-            if let Some(before) = lowest(&all, LONG_RULE).filter(|before| before.value < cluster.value) {
-                let seen = self.newest_near(before.value)?;
-                // A queue may stay at one level, too; but under a queue some echo still finds the old latency.
-                if !(sharp && at - seen > self.window_s) {
-                    (cluster, newest) = (before, seen);
-                }
-            }
+        let Evaluation { cluster, before, .. } = self.evaluate(at);
+        let mut cluster = cluster?;
+        // A queue may stay at one level, too; but under a queue some echo still finds the old latency.
+        if let Some(before) = before.filter(|before| !(before.sharp && at - before.seen > self.window_s)) {
+            (cluster, newest) = (before.cluster, before.seen);
         }
         let age_s = (at - newest).max(0.0);
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let value = self.bound(at).map_or(cluster.value / 2.0, |bound| bound.min(cluster.value / 2.0));
         Some(Known { value, confidence: support * (-age_s / CONFIDENCE_AGE_S).exp(), age_s })
+    }
+
+    fn evaluate(&self, at: f64) -> Evaluation {
+        let outside = self.samples.iter().take_while(|(t, _)| at - t > self.window_s).count();
+        if let Some(known) = self.evaluated.get().filter(|known| known.outside == outside) {
+            return known;
+        }
+        // Those inside, else the newest few.
+        let first = if outside == self.samples.len() { outside.saturating_sub(KEEP) } else { outside };
+        let recent = || self.samples.iter().skip(first);
+        let all: Vec<f64> = recent().map(|(_, rtt)| *rtt).collect();
+        let is_clean = |t: f64| !self.busy.iter().any(|busy| busy.start <= t && t <= busy.end);
+        let clean: Vec<f64> = recent().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
+        let found = lowest(&all, RULE).map(|cluster| self.lowest_of(&all, &clean, cluster));
+        let (cluster, before) = found.map_or((None, None), |(cluster, before)| (Some(cluster), before));
+        let evaluation = Evaluation { outside, jitter: jitter(&all), cluster, before };
+        self.evaluated.set(Some(evaluation));
+        evaluation
+    }
+
+    /// The lowest cluster of the window, of `all` or of the `clean` ones, and a lower one from before where that may be a queue.
+    fn lowest_of(&self, all: &[f64], clean: &[f64], mut cluster: Cluster) -> (Cluster, Option<Before>) {
+        let mut sure = cluster.support as f64 / all.len() as f64;
+        // Queueing only adds, so the lower of both is right even where a transfer's reported time is off.
+        if let Some(quiet) =
+            lowest(clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value <= cluster.value)
+        {
+            cluster = quiet;
+            sure = sure.max(cluster.support as f64 / clean.len() as f64);
+        }
+        if sure >= SURE {
+            return (cluster, None);
+        }
+        let before = || {
+            let longer: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
+            let before = lowest(&longer, LONG_RULE).filter(|before| before.value < cluster.value)?;
+            Some(Before { cluster: before, seen: self.newest_near(before.value)?, sharp: ends_sharply(all, SHARP) })
+        };
+        (cluster, before())
     }
 
     /// When a round trip of about this value, or a shorter one, was seen last.
@@ -122,6 +165,6 @@ impl AlphaEstimator {
     }
 
     pub(super) fn jitter(&self, at: f64) -> f64 {
-        jitter(&self.recent(at).iter().map(|(_, rtt)| *rtt).collect::<Vec<f64>>())
+        self.evaluate(at).jitter
     }
 }
