@@ -4,13 +4,19 @@ use anyhow::{Context, Result, bail};
 use flexcomm_wire::api::{
     DecisionView, HistoryEntry, IntervalView, JobView, LinkView, NodeView, ScenarioSet, ScenarioView,
 };
+use reqwest::{RequestBuilder, StatusCode};
 use serde::de::DeserializeOwned;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::say;
 use crate::plan::{CONTROLLER_PORT, JOB};
 
-/// Longest a request may take: the controller shares one CPU with the training.
+/// Longest wait for an answer: the controller shares one CPU with the training.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After so long without an answer the controller counts as hanging. A single wait says little: the emulated machine stands
+/// still, its clock goes on, while the host's disk is slow.
+const HANGS: Duration = Duration::from_secs(60);
 
 /// The controller as seen from the hub.
 pub(crate) struct Rest {
@@ -31,14 +37,12 @@ impl Rest {
 
     /// `None` on 404: not there yet.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>> {
-        let answer = self.client.get(Self::url(path)).send().await.with_context(|| format!("GET {path}"))?;
-        if answer.status() == reqwest::StatusCode::NOT_FOUND {
+        let what = format!("GET {path}");
+        let (status, body) = answer(&what, self.client.get(Self::url(path))).await?;
+        if status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
-        if !answer.status().is_success() {
-            bail!("GET {path}: {}: {}", answer.status(), answer.text().await.unwrap_or_default());
-        }
-        Ok(Some(answer.json().await.with_context(|| format!("GET {path}"))?))
+        parse(&what, status, &body).map(Some)
     }
 
     /// Whether the controller is ready.
@@ -85,16 +89,65 @@ impl Rest {
 
     /// Sets the links of all shaping nodes.
     pub(crate) async fn set_scenario(&self, set: &ScenarioSet) -> Result<ScenarioView> {
+        let what = "PUT /api/v1/scenario";
         let request = self.client.put(Self::url("/api/v1/scenario")).bearer_auth(&self.token).json(set);
-        let answer = request.send().await.context("PUT /api/v1/scenario")?;
-        if !answer.status().is_success() {
-            bail!("PUT /api/v1/scenario: {}: {}", answer.status(), answer.text().await.unwrap_or_default());
-        }
-        answer.json().await.context("PUT /api/v1/scenario")
+        let (status, body) = answer(what, request).await?;
+        parse(what, status, &body)
     }
 
     /// What was asked for and who follows.
     pub(crate) async fn scenario(&self) -> Result<Option<ScenarioView>> {
         self.get("/api/v1/scenario").await
+    }
+}
+
+fn parse<T: DeserializeOwned>(what: &str, status: StatusCode, body: &str) -> Result<T> {
+    if !status.is_success() {
+        bail!("{what}: {status}: {body}");
+    }
+    serde_json::from_str(body).with_context(|| format!("{what}: the answer is not as expected"))
+}
+
+/// The status and the body; asks again where no answer came in time.
+async fn answer(what: &str, request: RequestBuilder) -> Result<(StatusCode, String)> {
+    let since = Instant::now();
+    loop {
+        let attempt = request.try_clone().with_context(|| format!("{what}: not a request"))?;
+        let answer = async {
+            let answer = attempt.send().await?;
+            Ok((answer.status(), answer.text().await?))
+        };
+        match answer.await {
+            Err(error) if reqwest::Error::is_timeout(&error) && since.elapsed() < HANGS => {
+                say(&format!("{what}: no answer from the controller in time; asking again"));
+            }
+            answer => return answer.with_context(|| what.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_request_without_an_answer_is_repeated() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            let (_silent, _) = listener.accept().await.unwrap();
+            let (mut second, _) = listener.accept().await.unwrap();
+            assert!(second.read(&mut [0; 1024]).await.unwrap() > 0);
+            second.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n42").await.unwrap();
+        });
+        let client = reqwest::Client::builder().timeout(Duration::from_millis(200)).no_proxy().build().unwrap();
+        let (status, body) = answer("GET /", client.get(&url)).await.unwrap();
+        assert_eq!(parse::<u32>("GET /", status, &body).unwrap(), 42);
+        server.await.unwrap();
+        // Nobody listens any more: that is no silence.
+        let error = format!("{:#}", answer("GET /", client.get(&url)).await.unwrap_err());
+        assert!(error.starts_with("GET /: "), "{error}");
     }
 }
