@@ -12,11 +12,12 @@ use flexcomm_suite::ranks::Recipe;
 use flexcomm_suite::reality::{self, MeasuredRun};
 use flexcomm_suite::report::{self, Results};
 use flexcomm_suite::run::{self, Job, Suite};
-use flexcomm_suite::summary::Of;
+use flexcomm_suite::summary::Provenance;
 use flexcomm_suite::{calibrate, families, files, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
@@ -34,6 +35,8 @@ const FROZEN: &str = "suite/frozen.json";
 const REALITY: &str = "suite/reality";
 /// Seeds of a cell whose interval is wide, in a whole run.
 const MOST_SEEDS: usize = 4;
+/// Fewest steps of a cell whose runs can be compared.
+const LEAST_STEPS: u64 = 100;
 /// Results.
 const TARGET: &str = "target/suite";
 
@@ -70,9 +73,9 @@ enum Command {
     Summary {
         #[command(flatten)]
         of: OfCells,
-        /// Results; where the files go.
-        #[arg(long, default_value = TARGET)]
-        target: PathBuf,
+        /// Results; where the files go (default: target/suite, with --recorded target/suite/recorded).
+        #[arg(long)]
+        target: Option<PathBuf>,
         /// Shows the recorded planner's runs instead, from the baselines.
         #[arg(long)]
         recorded: bool,
@@ -116,9 +119,8 @@ enum Command {
         /// Keeps flexcomm's runs as the recorded planner's, too: the commit whose planner ran.
         #[arg(long, value_name = "COMMIT")]
         planner: Option<String>,
-        /// Cells; others are refused.
-        #[arg(long, default_value = CELLS)]
-        cells: PathBuf,
+        #[command(flatten)]
+        of: OfCells,
         /// Where to.
         #[arg(long, default_value = BASELINES)]
         baselines: PathBuf,
@@ -184,6 +186,15 @@ struct OfCells {
     curves: PathBuf,
 }
 
+impl OfCells {
+    /// For results in a folder, which are shown: nothing is trained.
+    fn read(&self, target: &Path) -> Result<(Vec<Cell>, Coefficients, Library)> {
+        let (curves, trained) = (self.curves.clone(), target.join("curves"));
+        let library = Library::new(curves, trained, Shared::new(DEFAULT_FOLDER.into()), Arc::default());
+        Ok((Cell::read_all(&self.cells)?, truth(self.truth.as_deref())?, library))
+    }
+}
+
 #[derive(clap::Args)]
 struct RunArgs {
     #[command(flatten)]
@@ -233,10 +244,15 @@ fn main() -> Result<()> {
             unless_stopped(train(recipes, &library, common.threads), &stop)
         }
         Command::Fixed { target } => print_fixed(&target.join("results")),
-        Command::Record { planner, cells, baselines, target } => {
-            record::record(&baselines, &target.join("results"), &Cell::read_all(&cells)?, planner.as_deref())
+        Command::Record { planner, of, baselines, target } => {
+            let (cells, truth, library) = of.read(&target)?;
+            let results = report::read(&target.join("results"), &cells, &truth, &library)?;
+            record::record(&baselines, results, planner.as_deref())
         }
-        Command::Summary { of, target, recorded, baselines } => summary(of, &target, recorded.then_some(&baselines)),
+        Command::Summary { of, target, recorded, baselines } => {
+            let default = if recorded { Path::new(TARGET).join("recorded") } else { TARGET.into() };
+            summary(&of, &target.unwrap_or(default), recorded.then_some(&baselines))
+        }
         Command::Ratio { cell, truth } => {
             let (cell, truth) = (Cell::read(&cell)?, self::truth(truth.as_deref())?);
             println!("communication_ratio = {}", families::communication_ratio(&cell, &truth)?);
@@ -250,6 +266,9 @@ fn main() -> Result<()> {
             let digest = run::frozen_digest(&cells, &Coefficients::frozen())?;
             let before = frozen().map_or("none".to_owned(), |frozen| frozen.digest);
             println!("{FROZEN}: {} cells and the truth have the digest {digest}; it was {before}", cells.len());
+            if digest != before {
+                println!("{BASELINES} are of the cells and the truth before: run all cells, and `record` them");
+            }
             files::write_json(FROZEN.as_ref(), &Frozen { digest })
         }
         Command::Calibrate { measured, out, base, first_decile } => {
@@ -356,6 +375,12 @@ fn chosen(cells: &[Cell], args: &RunArgs) -> Result<Vec<Job>> {
     ensure!(most > 0, "--seeds is 0, at least one is needed");
     let job = |cell: &Cell| {
         let (there, name) = (cell.seeds.len(), &cell.name);
+        ensure!(
+            cell.steps >= LEAST_STEPS,
+            "{name} has {} steps: at least {LEAST_STEPS} are needed, since dense's budget is a third of them and its loss is \
+             taken every 25",
+            cell.steps
+        );
         ensure!(args.seeds.is_none_or(|most| most <= there), "--seeds is {most}, {name} has {there}");
         Ok(Job { cell: cell.clone(), seeds: cell.seeds.iter().copied().take(most).collect() })
     };
@@ -373,18 +398,19 @@ fn frozen() -> Option<Frozen> {
 }
 
 /// What a table of these cells under this truth, by that program, is of.
-fn of(cells: &[Cell], truth: &Coefficients, binary: String, incomplete: Vec<String>) -> Result<Of> {
+fn provenance(cells: &[Cell], truth: &Coefficients, binary: String, incomplete: Vec<String>) -> Result<Provenance> {
     let digest = run::frozen_digest(cells, truth)?;
     let frozen = frozen().is_some_and(|frozen| frozen.digest == digest);
-    Ok(Of { digest, frozen, binary, incomplete })
+    Ok(Provenance { digest, frozen, binary, incomplete })
 }
 
 fn run(args: RunArgs) -> Result<()> {
     let cells = Cell::read_all(&args.of.cells)?;
     let jobs = chosen(&cells, &args)?;
     let truth = truth(args.of.truth.as_deref())?;
+    run::check_compressors(&cells, &truth)?;
     let binary = run::binary_digest()?;
-    let of = of(&cells, &truth, binary.clone(), Vec::new())?;
+    let provenance = provenance(&cells, &truth, binary.clone(), Vec::new())?;
     let Common { data, threads } = args.common;
     ensure!(
         data.join("train-images-idx3-ubyte.gz").exists(),
@@ -409,27 +435,31 @@ fn run(args: RunArgs) -> Result<()> {
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
     let records = suite.all(&jobs, threads);
     unless_stopped(Ok(()), &stop)?;
-    show(&args.target, &records, of)
+    show(&args.target, &records, provenance)
 }
 
 /// The same of results that are there, or of what baselines have recorded.
-fn summary(of: OfCells, target: &Path, baselines: Option<&PathBuf>) -> Result<()> {
-    let (cells, truth) = (Cell::read_all(&of.cells)?, truth(of.truth.as_deref())?);
-    let library = Library::new(of.curves, target.join("curves"), Shared::new(DEFAULT_FOLDER.into()), Arc::default());
+fn summary(of: &OfCells, target: &Path, baselines: Option<&PathBuf>) -> Result<()> {
+    let (cells, truth, library) = of.read(target)?;
     let results = match baselines {
         Some(baselines) => report::recorded(baselines, &cells, &truth, &library),
         None => report::read(&target.join("results"), &cells, &truth, &library),
     };
     let Results { records, incomplete, binary } = results?;
-    let of = self::of(&cells, &truth, binary, incomplete)?;
-    show(target, &records, of)
+    let provenance = provenance(&cells, &truth, binary, incomplete)?;
+    show(target, &records, provenance)
 }
 
 /// Writes and prints what results show. Those that ended with an error make it fail.
-fn show(target: &Path, records: &[Record], of: Of) -> Result<()> {
-    let summary = report::write(target, records, of)?;
-    println!("{}", summary.table());
-    println!("{0}/summary.json, {0}/*.svg, {0}/cells/*.svg, {0}/results/*.json", target.display());
+fn show(target: &Path, records: &[Record], provenance: Provenance) -> Result<()> {
+    let summary = report::write(target, records, provenance)?;
+    // Who closes the pipe has seen enough.
+    _ = writeln!(
+        std::io::stdout(),
+        "{}\n{1}/summary.json, {1}/*.svg, {1}/cells/*.svg",
+        summary.table(),
+        target.display()
+    );
     let failures = run::failures(records);
     ensure!(failures.is_empty(), "{} cells or runs ended with an error\n{}", failures.len(), failures.join("\n"));
     Ok(())
@@ -457,12 +487,40 @@ fn print_fixed(results: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn chosen_by(given: &[&str]) -> Result<Vec<Job>> {
+    fn in_repository(path: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("").join(path)
+    }
+
+    fn chosen_of(cells: &[Cell], given: &[&str]) -> Result<Vec<Job>> {
         let Command::Run(args) = Args::try_parse_from([&["suite", "run"], given].concat())?.command else {
             panic!("run")
         };
-        let cells = Cell::read_all(concat!(env!("CARGO_MANIFEST_DIR"), "/cells").as_ref()).unwrap();
-        chosen(&cells, &args)
+        chosen(cells, &args)
+    }
+
+    fn chosen_by(given: &[&str]) -> Result<Vec<Job>> {
+        chosen_of(&Cell::read_all(&in_repository(CELLS)).unwrap(), given)
+    }
+
+    /// Where this fails, cells or the truth differ from those that suite/baselines are of: `freeze`, and record them all anew.
+    #[test]
+    fn cells_and_truth_are_the_frozen_ones_and_baselines_are_of_them() {
+        let (cells, truth) = (Cell::read_all(&in_repository(CELLS)).unwrap(), Coefficients::frozen());
+        let frozen: Frozen = files::read_json(&in_repository(FROZEN)).unwrap();
+        assert_eq!(run::frozen_digest(&cells, &truth).unwrap(), frozen.digest);
+        let none = || Shared::new(PathBuf::new());
+        let library = Library::new(in_repository(CURVES), PathBuf::new(), none(), Arc::default());
+        let recorded = report::recorded(&in_repository(BASELINES), &cells, &truth, &library).unwrap();
+        assert_eq!(recorded.incomplete, [""; 0]);
+    }
+
+    #[test]
+    fn cells_of_few_steps_are_refused() {
+        let mut cells = Cell::read_all(&in_repository(CELLS)).unwrap();
+        cells[0].steps = 99;
+        let error = chosen_of(&cells, &[]).unwrap_err().to_string();
+        assert!(error.starts_with("asymmetric-1 has 99 steps: at least 100"), "{error}");
+        assert_eq!(chosen_of(&cells[1..], &[]).unwrap().len(), cells.len() - 1);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub fn groups(title: &str, groups: &[Group]) -> String {
 
 /// Flexcomm's runs without an error.
 fn runs(record: &Record) -> impl Iterator<Item = &Adapted> {
-    record.flexcomm.iter().filter(|run| run.error.is_none() && record.seeds.contains(&run.seed))
+    record.runs().filter(|run| run.error.is_none())
 }
 
 /// What flexcomm's runs spent on experiments, of the time to the target, in the mean of each cell's runs.
@@ -62,11 +62,7 @@ pub fn experiments(records: &[Record]) -> String {
         shadow: f64,
     }
     let of = |record: &Record| {
-        let share = |run: &Adapted| {
-            let counted = record.baselines.counted(run.seed, run.seconds).filter(|seconds| *seconds > 0.0)?;
-            Some((run.experiments.seconds / counted, run.experiments.shadow_seconds / counted))
-        };
-        let shares: Vec<(f64, f64)> = runs(record).filter_map(share).collect();
+        let shares = record.live_and_shadow();
         let mean = |part: fn(&(f64, f64)) -> f64| shares.iter().map(part).sum::<f64>() / shares.len().max(1) as f64;
         Spent { live: mean(|share| share.0), shadow: mean(|share| share.1) }
     };
@@ -211,12 +207,25 @@ pub fn timeline(record: &Record) -> String {
         fixed.into_iter().filter_map(|(name, colour)| Some((name?, baselines.lines.get(name?)?, colour))).collect();
     lines.extend(adapted.into_iter().filter_map(|(name, run, colour)| Some((name, &run?.line, colour))));
 
+    // What comes after the last of them has reached the target would take most of the picture.
+    let target = seed.and_then(|seed| baselines.measure(*seed)).map(|measure| measure.target);
+    let reached = |line: &Line| {
+        let place = line.losses.iter().position(|loss| target.is_some_and(|target| *loss <= target));
+        place.map_or(line.at_s.last(), |place| line.at_s.get(place)).copied()
+    };
+    let until_s = 1.1 * lines.iter().filter_map(|(_, line, _)| reached(line)).fold(0.0, f64::max);
+    let points = |line: &Line| -> Vec<(f64, f64)> {
+        let points = line.at_s.iter().copied().zip(line.losses.iter().copied());
+        points.take_while(|(at_s, _)| *at_s <= until_s).collect()
+    };
+    let lines: Vec<_> = lines.into_iter().map(|(name, line, colour)| (name, points(line), colour)).collect();
+
     let (left, right, bottom) = (LEFT / 2.0, WIDTH - RIGHT, TOP + HEIGHT);
-    let times = lines.iter().flat_map(|(_, line, _)| &line.at_s).copied();
-    let x = Axis::of(times.clone(), left, right, Scale::Linear);
-    let y = Axis::of(lines.iter().flat_map(|(_, line, _)| &line.losses).copied(), bottom, TOP, Scale::Logarithmic);
+    let all = || lines.iter().flat_map(|(_, points, _)| points);
+    let x = Axis::of(all().map(|(at_s, _)| *at_s), left, right, Scale::Linear);
+    let y = Axis::of(all().map(|(_, loss)| *loss), bottom, TOP, Scale::Logarithmic);
     // As far as its losses go.
-    let until_s = flexcomm.and_then(|run| run.line.at_s.last()).copied().unwrap_or(x.high);
+    let until_s = flexcomm.and_then(|run| run.line.at_s.last()).map_or(x.high, |end| end.min(x.high));
     let mut switches = changes_of_strategy(flexcomm.map_or(&[], |run| &run.switches), until_s);
     let more = switches.len().saturating_sub(LISTED);
     switches.truncate(LISTED);
@@ -239,13 +248,13 @@ pub fn timeline(record: &Record) -> String {
     for change in changes.into_iter().filter(|_| seen) {
         svg.line((x.at(change), TOP), (x.at(change), ground), "#ccc", 1.0);
     }
-    if let Some(measure) = seed.and_then(|seed| baselines.measure(*seed)) {
-        let at = y.at(measure.target);
+    if let Some(target) = target {
+        let at = y.at(target);
         svg.line((left, at), (right, at), "#000", 0.7);
-        svg.label(right - 4.0, at - 5.0, "end", "black", &format!("target {:.3}", measure.target));
+        svg.label(right - 4.0, at - 5.0, "end", "black", &format!("target {target:.3}"));
     }
-    for (_, line, colour) in &lines {
-        svg.polyline(line.at_s.iter().zip(&line.losses).map(|(s, loss)| (x.at(*s), y.at(*loss))), colour);
+    for (_, points, colour) in &lines {
+        svg.polyline(points.iter().map(|(at_s, loss)| (x.at(*at_s), y.at(*loss))), colour);
     }
     if listed > 0 {
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };

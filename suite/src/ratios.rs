@@ -50,17 +50,21 @@ impl View<'_> {
     /// By seed.
     pub(crate) fn ratios(&self, record: &Record, who: Method, over: Over) -> Vec<f64> {
         let known = |seed| Some(self.seconds(record, who, seed)? / self.over(record, over, seed)?);
-        let failed = |seed| failed(record, seed).filter(|_| who == Method::Flexcomm);
-        record.seeds.iter().filter_map(|seed| known(*seed).or(failed(*seed))).collect()
+        let of_failed = |seed| of_failed(record, seed).filter(|_| who == Method::Flexcomm);
+        record.seeds.iter().filter_map(|seed| known(*seed).or(of_failed(*seed))).collect()
     }
 
     pub(crate) fn ratio(&self, record: &Record, who: Method, over: Over) -> Option<f64> {
         score::geometric_mean(self.ratios(record, who, over))
     }
 
-    pub(crate) fn compared(&self, who: Method, over: Over, keep: impl Fn(&Record) -> bool) -> Option<RatioStats> {
-        let kept: Vec<&Record> = self.records.iter().filter(|record| keep(record)).collect();
-        let families = families(&kept, |record| self.ratios(record, who, over));
+    /// Over all cells, families alike.
+    pub(crate) fn compared(&self, who: Method, over: Over) -> Option<RatioStats> {
+        let all: Vec<&Record> = self.records.iter().collect();
+        self.compared_in(&all, who, over, families(&all, |record| self.ratios(record, who, over)))
+    }
+
+    fn compared_in(&self, kept: &[&Record], who: Method, over: Over, families: Families) -> Option<RatioStats> {
         let mut cells: Vec<(f64, &str)> =
             kept.iter().filter_map(|record| Some((self.ratio(record, who, over)?, record.name.as_str()))).collect();
         cells.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -80,31 +84,33 @@ impl View<'_> {
     /// Cells by what they are alike in, in the order of its key.
     pub(crate) fn groups<K: Ord>(&self, key: impl Fn(&Record) -> K, name: impl Fn(&K) -> String) -> Vec<Group> {
         let keys: BTreeSet<K> = self.records.iter().map(&key).collect();
-        let group = |wanted: &K| Group {
-            name: name(wanted),
-            cells: self.records.iter().filter(|record| key(record) == *wanted).count(),
-            compared: Method::ALL
-                .into_iter()
-                .filter_map(|who| self.compared(who, Over::BestFixed, |record| key(record) == *wanted))
-                .collect(),
+        let group = |wanted: &K| {
+            let kept: Vec<&Record> = self.records.iter().filter(|record| key(record) == *wanted).collect();
+            // A group has one or two cells of a family, whose spread would say nothing: its cells count alike.
+            let alike = |who| families(&kept, |record| self.ratios(record, who, Over::BestFixed)).concat();
+            let compared = |who: Method| self.compared_in(&kept, who, Over::BestFixed, vec![alike(who)]);
+            Group {
+                name: name(wanted),
+                cells: kept.len(),
+                compared: Method::ALL.into_iter().filter_map(compared).collect(),
+            }
         };
         keys.iter().map(group).collect()
     }
 
     pub(crate) fn rows(&self, record: &Record) -> Vec<Row> {
         let baselines = &record.baselines;
-        let row = |setting: &str, seed: u64, seconds: Option<f64>, adapted: Option<&Adapted>| {
-            let counted = baselines.counted(seed, seconds);
-            let failed = failed(record, seed).filter(|_| setting == "flexcomm");
-            counted.or(failed)?;
-            let ratio = |over| (|| Some(counted? / self.over(record, over, seed)?))().or(failed);
+        let row = |setting: &str, seed: u64, counted: Option<f64>, adapted: Option<&Adapted>| {
+            let of_failed = of_failed(record, seed).filter(|_| setting == Method::Flexcomm.name());
+            counted.or(of_failed)?;
+            let ratio = |over| (|| Some(counted? / self.over(record, over, seed)?))().or(of_failed);
             Some(Row {
                 cell: record.name.clone(),
                 setting: setting.to_owned(),
                 seed,
                 seconds_to_target: counted,
                 // As late as that it counts as if it never came.
-                reached: seconds.is_some_and(|seconds| counted.is_some_and(|counted| seconds <= counted)),
+                reached: counted.zip(baselines.counted(seed, None)).is_some_and(|(counted, most)| counted < most),
                 final_accuracy: adapted.map_or(baselines.fixed(setting, seed).map(|f| f.accuracy), |run| run.accuracy),
                 ratio_to_best_fixed: ratio(Over::BestFixed),
                 ratio_to_dense: ratio(Over::Dense),
@@ -116,37 +122,53 @@ impl View<'_> {
         let missing = Adapted { error: Some("missing".into()), ..Adapted::default() };
         let mut rows = Vec::new();
         for (who, runs) in [
-            ("flexcomm", record.flexcomm.as_slice()),
-            ("oracle", &baselines.oracle),
-            ("random", &baselines.random),
-            ("recorded planner", baselines.recorded()),
+            (Method::Flexcomm, record.flexcomm.as_slice()),
+            (Method::Oracle, &baselines.oracle),
+            (Method::Random, &baselines.random),
+            (Method::RecordedPlanner, baselines.recorded()),
         ] {
             for seed in &record.seeds {
                 let run = runs.iter().find(|run| run.seed == *seed);
                 // Controls may have fewer seeds.
-                let run = if who == "flexcomm" { run.or(Some(&missing)) } else { run };
-                rows.extend(run.and_then(|run| row(who, *seed, run.seconds, Some(run))));
+                let run = if who == Method::Flexcomm { run.or(Some(&missing)) } else { run };
+                rows.extend(run.and_then(|run| row(who.name(), *seed, self.seconds(record, who, *seed), Some(run))));
             }
         }
         let wanted = baselines.fixed.iter().filter(|run| record.seeds.contains(&run.seed));
-        rows.extend(wanted.filter_map(|run| row(&run.setting, run.seed, run.seconds, None)));
+        rows.extend(
+            wanted.filter_map(|run| row(&run.setting, run.seed, baselines.counted(run.seed, run.seconds), None)),
+        );
         rows
     }
 
-    /// Why a cell's runs take longer than the oracle's, and how much of that one cause is.
+    /// Steps to the target that go with the seconds of [`Method::Oracle`].
+    fn oracle_steps(&self, record: &Record, seed: u64) -> Option<f64> {
+        let baselines = &record.baselines;
+        let script = baselines.oracle.iter().find(|run| run.seed == seed)?;
+        let best = baselines.best_fixed().and_then(|best| baselines.fixed(best, seed));
+        let fixed =
+            best.filter(|best| best.seconds.is_some_and(|best| script.seconds.is_none_or(|script| best < script)));
+        fixed.map_or(script.steps, |best| best.steps)
+    }
+
+    /// Why a cell's runs take longer than the oracle's, and how much of that one cause is. Causes may count the same seconds twice;
+    /// where they add up to more than was lost it is the share of their sum.
     pub(crate) fn cause(&self, record: &Record) -> Option<(Cause, f64)> {
         let mut causes: BTreeMap<Cause, f64> = BTreeMap::new();
         let mut lost = 0.0;
-        let error = Spread::of(&prediction_errors(&record.flexcomm)).median;
-        for run in &record.flexcomm {
-            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed);
-            let seconds = self.seconds(record, Method::Flexcomm, run.seed);
-            let reached = oracle.and_then(|oracle| oracle.seconds.zip(oracle.steps));
-            let Some((seconds, (best, best_steps))) = seconds.zip(reached) else { continue };
+        let error = Spread::of(&prediction_errors(record.runs())).median;
+        for run in record.runs() {
+            let both = |who| self.seconds(record, who, run.seed);
+            let both = both(Method::Flexcomm).zip(both(Method::Oracle));
+            let Some(((seconds, best), best_steps)) = both.zip(self.oracle_steps(record, run.seed)) else { continue };
             lost += seconds - best;
-            let more_steps = run.steps.map_or(0.0, |own| (own - best_steps).max(0.0));
+            // One that does not reach the target made all of its steps.
+            let steps = run.steps.or_else(|| run.error.is_none().then_some(record.cell.steps as f64));
+            let more_steps = steps.map_or(0.0, |own| (own - best_steps).max(0.0));
+            // The oracle waits, too.
+            let oracle = record.baselines.oracle.iter().find(|oracle| oracle.seed == run.seed);
             let known = [
-                (Cause::Waiting, run.lost.waiting_s),
+                (Cause::Waiting, (run.lost.waiting_s - oracle.map_or(0.0, |oracle| oracle.lost.waiting_s)).max(0.0)),
                 (Cause::Exploring, run.lost.exploring_s),
                 (Cause::WrongGain, more_steps * best / best_steps),
             ];
@@ -158,13 +180,14 @@ impl View<'_> {
                 *causes.entry(cause).or_default() += slower.max(0.0);
             }
         }
+        let sum: f64 = causes.values().sum();
         let (cause, seconds) = causes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (lost > 0.0 && seconds > 0.0).then(|| (cause, (seconds / lost).min(1.0)))
+        (lost > 0.0 && seconds > 0.0).then(|| (cause, seconds / lost.max(sum)))
     }
 }
 
 /// The ratio of flexcomm's run with a seed in a cell that failed before enough was known to tell it.
-fn failed(record: &Record, seed: u64) -> Option<f64> {
+fn of_failed(record: &Record, seed: u64) -> Option<f64> {
     let without_result = record.flexcomm.iter().any(|run| run.seed == seed && run.error.is_some());
     (record.error.is_some() && without_result).then_some(UNREACHED)
 }
@@ -184,8 +207,8 @@ pub(crate) fn families(records: &[&Record], ratios: impl Fn(&Record) -> Vec<f64>
     families.into_values().collect()
 }
 
-pub(crate) fn prediction_errors(runs: &[Adapted]) -> Vec<f64> {
-    let predictions = runs.iter().flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0 && p.predicted_s > 0.0);
+pub(crate) fn prediction_errors<'a>(runs: impl Iterator<Item = &'a Adapted>) -> Vec<f64> {
+    let predictions = runs.flat_map(|run| &run.predictions).filter(|p| p.true_s > 0.0 && p.predicted_s > 0.0);
     predictions.map(|p| score::apart(p.predicted_s, p.true_s)).collect()
 }
 

@@ -5,15 +5,15 @@ use crate::cells::Cell;
 use crate::files;
 use crate::fixed::Library;
 use crate::plot;
-use crate::run;
-use crate::summary::{Of, Summary};
+use crate::run::{self, path_of};
+use crate::summary::{Provenance, Summary};
 use anyhow::{Context, Result, ensure};
 use flexcomm_truth::coefficients::Coefficients;
 use std::path::Path;
 
 /// Writes `summary.json` and all plots into the folder `target`.
-pub fn write(target: &Path, records: &[Record], of: Of) -> Result<Summary> {
-    let summary = Summary::new(records, of);
+pub fn write(target: &Path, records: &[Record], provenance: Provenance) -> Result<Summary> {
+    let summary = Summary::new(records, provenance);
     files::write_json(&target.join("summary.json"), &summary)?;
     let groups = [
         ("regret-by-family", "Regret by family", &summary.by_family),
@@ -54,21 +54,26 @@ pub struct Results {
 /// No results; a cell that is none of `cells` or differs from it; one of another truth or of other curves, or whose curves are missing; two
 /// programs. Each names the cell and what to do.
 pub fn read(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Library) -> Result<Results> {
-    let records = if folder.exists() { run::read_records(folder)? } else { Vec::new() };
-    ensure!(!records.is_empty(), "{} has no results; `./dev suite` makes them", folder.display());
-    one_table(folder, records, cells, truth, library)
+    let records = run::read_records(folder)?;
+    let again = |name: &str| {
+        format!(
+            "run it again (`./dev suite --only {name}` with the same --cells, --truth, --curves and --target), or remove {}",
+            path_of(folder, name).display()
+        )
+    };
+    one_table(records, cells, truth, library, again)
 }
 
-/// The recorded planner's runs as results, its commit as their program, from a folder of baselines. Cells without any are incomplete.
+/// The recorded planner's runs as results, from a folder of baselines. Cells without any are incomplete.
 ///
 /// # Errors
 /// As of [`read`].
 pub fn recorded(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Library) -> Result<Results> {
     let (mut records, mut lacking) = (Vec::new(), Vec::new());
     for cell in cells {
-        let path = folder.join(format!("{}.json", cell.name));
+        let path = path_of(folder, &cell.name);
         let mut baselines: Baselines = if path.exists() { files::read_json(&path)? } else { Baselines::default() };
-        let Some(RecordedPlanner { commit, runs, .. }) = baselines.recorded_planner.take() else {
+        let Some(RecordedPlanner { commit, binary, runs }) = baselines.recorded_planner.take() else {
             lacking.push(format!("{} (no recorded planner)", cell.name));
             continue;
         };
@@ -77,7 +82,7 @@ pub fn recorded(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &L
             cell: cell.clone(),
             seeds: runs.iter().map(|run| run.seed).collect(),
             baselines,
-            binary: format!("commit {commit}"),
+            binary: format!("{binary} of commit {commit}"),
             flexcomm: runs,
             error: None,
         });
@@ -87,25 +92,29 @@ pub fn recorded(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &L
         "{} has no recorded planner; `flexcomm-suite record --planner` keeps one",
         folder.display()
     );
-    let mut results = one_table(folder, records, cells, truth, library)?;
+    let again = |name: &str| {
+        format!(
+            "run that planner again and `record --planner` (suite/README.md: the recorded planner), or remove {}",
+            path_of(folder, name).display()
+        )
+    };
+    let mut results = one_table(records, cells, truth, library, again)?;
     results.incomplete.extend(lacking);
     Ok(results)
 }
 
+/// `again` says what helps against results of a cell that do not belong to the others.
 fn one_table(
-    folder: &Path,
     mut records: Vec<Record>,
     cells: &[Cell],
     truth: &Coefficients,
     library: &Library,
+    again: impl Fn(&str) -> String,
 ) -> Result<Results> {
     let mut incomplete = Vec::new();
     for record in &records {
         let name = &record.name;
-        let again = format!(
-            "run it again (`./dev suite --only {name}` with the same --cells, --truth, --curves and --target), or remove {}",
-            folder.join(format!("{name}.json")).display()
-        );
+        let again = again(name);
         let cell = cells.iter().find(|cell| cell.name == *name);
         let cell =
             cell.with_context(|| format!("{name} is none of the cells: name their folder with --cells, or {again}"))?;
@@ -152,6 +161,25 @@ fn missing(record: &Record) -> Option<String> {
 }
 
 impl Record {
+    /// Runs with the seeds that it is of: results keep those with others, too.
+    pub(crate) fn of_its_seeds<'a>(&'a self, runs: &'a [Adapted]) -> impl Iterator<Item = &'a Adapted> {
+        runs.iter().filter(|run| self.seeds.contains(&run.seed))
+    }
+
+    /// Flexcomm's.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &Adapted> {
+        self.of_its_seeds(&self.flexcomm)
+    }
+
+    /// What each of its runs without an error spent on live trials and lost by shadow trials, of the time to the target as it counts.
+    pub(crate) fn live_and_shadow(&self) -> Vec<(f64, f64)> {
+        let share = |run: &Adapted| {
+            let counted = self.baselines.counted(run.seed, run.seconds).filter(|seconds| *seconds > 0.0)?;
+            Some((run.experiments.seconds / counted, run.experiments.shadow_seconds / counted))
+        };
+        self.runs().filter(|run| run.error.is_none()).filter_map(share).collect()
+    }
+
     /// Whether it is of that cell as it is now.
     pub(crate) fn is_of(&self, cell: &Cell) -> bool {
         self.name == cell.name && Cell { name: cell.name.clone(), ..self.cell.clone() } == *cell
@@ -219,9 +247,9 @@ mod tests {
         let world = World::new();
         let Results { records, incomplete, binary } = world.read().unwrap();
         assert_eq!((records.len(), binary.as_str(), incomplete.len()), (2, "a", 0));
-        let of = Of { digest: "d".into(), frozen: true, binary, incomplete };
-        let summary = write(&world.path(""), &records, of.clone()).unwrap();
-        assert_eq!(summary, Summary::new(&records, of));
+        let provenance = Provenance { digest: "d".into(), frozen: true, binary, incomplete };
+        let summary = write(&world.path(""), &records, provenance.clone()).unwrap();
+        assert_eq!(summary, Summary::new(&records, provenance));
         let kept: Summary = files::read_json(&world.path("summary.json")).unwrap();
         assert_eq!(kept.binary, "a");
         for name in ["regret-by-family", "experiments", "reaction", "prediction", "cells/a-1", "cells/b-1"] {
@@ -248,7 +276,7 @@ mod tests {
         let results = recorded().unwrap();
         assert_eq!(
             (results.binary.as_str(), results.incomplete),
-            ("commit abc", vec!["b-1 (no recorded planner)".to_owned()])
+            ("a of commit abc", vec!["b-1 (no recorded planner)".to_owned()])
         );
         let [record] = &results.records[..] else { panic!("one cell has one") };
         assert_eq!(
@@ -258,7 +286,9 @@ mod tests {
         keep(1, Some("def"));
         let error = format!("{:#}", recorded().unwrap_err());
         assert!(
-            error.contains("the results of b-1 are of the program commit def, those of a-1 of commit abc"),
+            error.contains(
+                "the results of b-1 are of the program a of commit def, those of a-1 of a of commit abc: one table"
+            ) && error.contains("`record --planner`"),
             "{error}"
         );
     }

@@ -9,6 +9,7 @@ use crate::fixed::{self, Curves, DENSE, Library, Setting};
 use crate::ranks::{Data, Recipe};
 use crate::reaction;
 use crate::score;
+use crate::steps;
 use anyhow::{Context, Result, anyhow, ensure};
 use flexcomm_controller::RawConfig;
 use flexcomm_truth::coefficients::Coefficients;
@@ -84,11 +85,13 @@ pub fn truth_digest(truth: &Coefficients) -> Result<String> {
         include_str!("../../collectives/src/schedule.rs"),
         include_str!("../../collectives/src/generate.rs"),
     ];
-    let code = |source: &'static str| {
-        let lines = source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]");
-        lines.filter(|line| !line.starts_with("//")).collect::<String>()
-    };
     files::digest(&(truth, sources.map(code)))
+}
+
+/// A source file without what changes no result.
+fn code(source: &str) -> String {
+    let lines = source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]");
+    lines.filter(|line| !line.starts_with("//")).collect()
 }
 
 /// A digest of all cells and the truth: what is frozen.
@@ -129,6 +132,19 @@ fn unless_panicked<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Half of an interval's width, as a logarithm, above which a cell gets more seeds.
 const WIDE: f64 = 0.05;
+
+/// Whether the truth has the compressors of all fixed settings.
+///
+/// # Errors
+/// Names the first that it lacks.
+pub fn check_compressors(cells: &[Cell], truth: &Coefficients) -> Result<()> {
+    let settings = |cell: &Cell| fixed::settings(cell.momentum);
+    let mut of_cells = cells.iter().flat_map(|cell| settings(cell).into_iter().map(move |setting| (cell, setting)));
+    of_cells.try_for_each(|(cell, (setting, strategy))| {
+        let of_setting = || format!("the fixed setting {setting} of {}", cell.name);
+        steps::codec(truth, cell, strategy.spec()).with_context(of_setting).map(|_| ())
+    })
+}
 
 /// What cells are run with.
 pub struct Suite {
@@ -186,14 +202,23 @@ pub fn failures(records: &[Record]) -> Vec<String> {
 }
 
 /// All results of a folder, by name.
+///
+/// # Errors
+/// There are none; a file that cannot be read, or is not named as its cell.
 pub fn read_records(folder: &Path) -> Result<Vec<Record>> {
     let of = |path: &PathBuf| {
-        files::read_json(path).with_context(|| format!("failed to read {} as a cell's results", path.display()))
+        let record: Record =
+            files::read_json(path).with_context(|| format!("failed to read {} as a cell's results", path.display()))?;
+        let (name, file) = (&record.name, path.display());
+        ensure!(*path == path_of(folder, name), "{file} has the results of {name}: remove it, or name it {name}.json");
+        Ok(record)
     };
-    files::in_folder(folder, |name| name.ends_with(".json"))?.iter().map(of).collect()
+    let paths = if folder.exists() { files::in_folder(folder, |name| name.ends_with(".json"))? } else { Vec::new() };
+    ensure!(!paths.is_empty(), "{} has no results; `./dev suite` makes them", folder.display());
+    paths.iter().map(of).collect()
 }
 
-fn path_of(folder: &Path, cell: &str) -> PathBuf {
+pub(crate) fn path_of(folder: &Path, cell: &str) -> PathBuf {
     folder.join(format!("{cell}.json"))
 }
 
@@ -224,7 +249,8 @@ impl Suite {
             self.curves(cell, *seed, &settings)?;
         }
         record.baselines.digest = self.digest(cell, seeds)?.context("curves are missing")?;
-        let kept: Option<Baselines> = files::read_json(&path_of(&self.baselines, &cell.name)).ok();
+        let path = path_of(&self.baselines, &cell.name);
+        let kept: Option<Baselines> = path.exists().then(|| files::read_json(&path)).transpose()?;
         let before: Option<Record> =
             self.resume.then(|| files::read_json(&path_of(&self.results, &cell.name)).ok()).flatten();
         if let Some(before) = before
@@ -239,9 +265,10 @@ impl Suite {
             && self.valid(job, &kept)?
         {
             // What was recorded since comes along; what ran here since stays.
-            match record.baselines.fixed.is_empty() || record.baselines.digest != kept.digest {
-                true => record.baselines = kept,
-                false => record.baselines.recorded_planner = kept.recorded_planner,
+            if record.baselines.fixed.is_empty() || record.baselines.digest != kept.digest {
+                record.baselines = kept;
+            } else {
+                record.baselines.recorded_planner = kept.recorded_planner;
             }
         }
         let Baselines { oracle, random, .. } = &mut record.baselines;
@@ -339,7 +366,15 @@ impl Suite {
         let goal = RunUntil { target, late_s: record.baselines.counts_until(seed)?, is_whole };
         let wanted = Wanted { seed, goal, who: who.clone() };
         let adapted = match unless_panicked(|| (self.decided)(&cell, &self.truth, data, wanted)) {
-            Ok(ran) => adapted(record, seed, ran)?,
+            Ok(ran) => {
+                let adapted = adapted(record, seed, ran)?;
+                // A cell takes minutes.
+                if who == Decider::Flexcomm {
+                    let after = adapted.seconds.map_or("not".to_owned(), |seconds| format!("after {seconds:.0} s"));
+                    eprintln!("{}, seed {seed}: flexcomm reaches the target {after}", cell.name);
+                }
+                adapted
+            }
             Err(error) => {
                 let error = format!("{error:#}");
                 eprintln!("{}, seed {seed}, {}: {error}", cell.name, who.name());
@@ -755,6 +790,10 @@ mod tests {
 
     #[test]
     fn the_digest_of_the_truth_is_of_code_and_coefficients() {
+        let source = "fn f() {\n    1\n}\n#[cfg(test)]\nmod tests {}\n";
+        assert_eq!(code(source), "fn f() {1}");
+        assert_eq!(code(&source.replace("    1", "    // One.\n    1").replace("{}", "{ }")), code(source));
+        assert_ne!(code(&source.replace('1', "2")), code(source));
         let frozen = Coefficients::frozen();
         let mut other = frozen.clone();
         other.buffer_bytes *= 2.0;

@@ -136,7 +136,7 @@ pub struct Spent {
     pub share_of_time: Spread,
 }
 
-/// How fast flexcomm's runs follow changes of the network.
+/// How fast runs follow changes of the network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reaction {
     /// Seconds from a change to a better strategy.
@@ -279,6 +279,8 @@ pub struct Summary {
     pub experiments: Spent,
     /// From changes to better strategies.
     pub reaction: Reaction,
+    /// Of the oracle's runs, as the limit of what is seen of a change in steps.
+    pub reaction_of_oracle: Reaction,
     /// Of flexcomm and the controls.
     pub accuracy_over_dense: Vec<Accuracy>,
     /// What was refused.
@@ -293,7 +295,7 @@ pub struct Summary {
 
 /// What a summary is of, besides its records.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Of {
+pub struct Provenance {
     /// Of cells and truth.
     pub digest: String,
     /// Whether they are the frozen ones.
@@ -311,9 +313,10 @@ fn band(value: f64, ends: &[f64]) -> usize {
 
 impl Summary {
     /// Of the records of all cells.
-    pub fn new(records: &[Record], of: Of) -> Self {
+    pub fn new(records: &[Record], provenance: Provenance) -> Self {
         let view = View { records, best_average: best_average(records) };
-        let runs = || records.iter().flat_map(|record| &record.flexcomm);
+        let cells: Vec<Row> = records.iter().flat_map(|record| view.rows(record)).collect();
+        let of_flexcomm = || cells.iter().filter(|row| row.setting == Method::Flexcomm.name());
         let all: Vec<&Record> = records.iter().collect();
         let against = |label: String| {
             let ratios = |record: &Record| {
@@ -330,29 +333,36 @@ impl Summary {
         let pairs =
             Method::ALL.iter().flat_map(|who| [Over::BestFixed, Over::Dense, Over::Oracle].map(|over| (*who, over)));
         Self {
-            digest: of.digest,
-            frozen: of.frozen,
-            binary: of.binary,
-            incomplete: of.incomplete,
-            cells: records.iter().flat_map(|record| view.rows(record)).collect(),
+            digest: provenance.digest,
+            frozen: provenance.frozen,
+            binary: provenance.binary,
+            incomplete: provenance.incomplete,
             geomean_vs_fixed: every.into_iter().filter_map(against).collect(),
             worst_ratio_to_best_fixed_60s: worst_of(&by_cell, 60.0).map(|row| row.ratio),
-            prediction_error: Spread::of(
-                &records.iter().flat_map(|r| prediction_errors(&r.flexcomm)).collect::<Vec<_>>(),
-            ),
-            compared: pairs.filter_map(|(who, over)| view.compared(who, over, |_| true)).collect(),
+            prediction_error: Spread::of(&records.iter().flat_map(|r| prediction_errors(r.runs())).collect::<Vec<_>>()),
+            compared: pairs.filter_map(|(who, over)| view.compared(who, over)).collect(),
             by_family: view.groups(|record| record.cell.family.clone(), String::clone),
             by_phase: view.groups(phase_band, |band| PHASE_BANDS[*band].into()),
             by_ratio: view
                 .groups(|record| band(record.cell.communication_ratio, &RATIO_ENDS), |band| RATIO_BANDS[*band].into()),
             by_cell,
             experiments: spent(records),
-            reaction: reaction(records),
-            accuracy_over_dense: Method::ALL.into_iter().filter_map(|who| accuracy(records, who)).collect(),
+            reaction: reaction(records, |record| record.runs().collect()),
+            reaction_of_oracle: reaction(records, |record| record.of_its_seeds(&record.baselines.oracle).collect()),
+            accuracy_over_dense: [
+                accuracy(records, Method::Flexcomm, |record| record.runs().collect()),
+                accuracy(records, Method::RecordedPlanner, |record| {
+                    record.of_its_seeds(record.baselines.recorded()).collect()
+                }),
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
             problems: problems(records),
-            unreached: runs().filter(|run| run.seconds.is_none()).count(),
-            errors: runs().filter(|run| run.error.is_some()).count(),
+            unreached: of_flexcomm().filter(|row| !row.reached).count(),
+            errors: of_flexcomm().filter(|row| row.error.is_some()).count(),
             failed: records.iter().filter(|r| r.error.is_some()).map(|r| r.name.clone()).collect(),
+            cells,
             best_average_fixed: view.best_average,
         }
     }
@@ -413,19 +423,13 @@ fn cell_row(view: &View<'_>, record: &Record) -> Option<CellRow> {
         recorded_planner: best(Method::RecordedPlanner),
         cause,
         share,
-        errors: record.flexcomm.iter().filter(|run| run.error.is_some()).count(),
+        errors: record.runs().filter(|run| run.error.is_some()).count(),
     })
 }
 
-fn accuracy(records: &[Record], who: Method) -> Option<Accuracy> {
-    // Controls end at their target.
-    let runs = |record: &Record| match who {
-        Method::Flexcomm => record.flexcomm.clone(),
-        Method::RecordedPlanner => record.baselines.recorded().to_vec(),
-        Method::Oracle | Method::Random | Method::BestAverageFixed => Vec::new(),
-    };
+fn accuracy(records: &[Record], who: Method, runs: fn(&Record) -> Vec<&Adapted>) -> Option<Accuracy> {
     let over = |record: &Record| {
-        let over = |run: Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
+        let over = |run: &Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
         runs(record).into_iter().filter_map(over).collect::<Vec<f64>>()
     };
     let all: Vec<f64> = records.iter().flat_map(over).collect();
@@ -441,7 +445,7 @@ fn accuracy(records: &[Record], who: Method) -> Option<Accuracy> {
 fn problems(records: &[Record]) -> Problems {
     let mut all = Problems::default();
     for record in records {
-        for run in record.flexcomm.iter().filter(|run| !run.problems.is_empty()) {
+        for run in record.runs().filter(|run| !run.problems.is_empty()) {
             (all.count, all.runs) = (all.count + run.problems.len(), all.runs + 1);
             let first = || format!("{}, seed {}: {}", record.name, run.seed, run.problems[0]);
             all.first.get_or_insert_with(first);
@@ -451,19 +455,11 @@ fn problems(records: &[Record]) -> Problems {
 }
 
 fn spent(records: &[Record]) -> Spent {
-    let runs: Vec<&Adapted> =
-        records.iter().flat_map(|record| &record.flexcomm).filter(|run| run.error.is_none()).collect();
+    let runs: Vec<&Adapted> = records.iter().flat_map(Record::runs).filter(|run| run.error.is_none()).collect();
     let count = runs.len().max(1) as f64;
     let mean = |of: fn(&Experiments) -> f64| runs.iter().map(|run| of(&run.experiments)).sum::<f64>() / count;
-    let share = |record: &Record, run: &Adapted| {
-        let counted = record.baselines.counted(run.seed, run.seconds).filter(|seconds| *seconds > 0.0);
-        Some(run.experiments.seconds / counted?)
-    };
-    let of_record = |record: &Record| {
-        let runs = record.flexcomm.iter().filter(|run| run.error.is_none());
-        runs.filter_map(|run| share(record, run)).collect::<Vec<f64>>()
-    };
-    let shares: Vec<f64> = records.iter().flat_map(of_record).collect();
+    let shares = |record: &Record| record.live_and_shadow().into_iter().map(|(live, _)| live).collect::<Vec<f64>>();
+    let shares: Vec<f64> = records.iter().flat_map(shares).collect();
     let mean = Experiments {
         seconds: mean(|e| e.seconds),
         shadow_seconds: mean(|e| e.shadow_seconds),
@@ -473,10 +469,10 @@ fn spent(records: &[Record]) -> Spent {
     Spent { mean, share_of_time: Spread::of(&shares) }
 }
 
-fn reaction(records: &[Record]) -> Reaction {
+fn reaction(records: &[Record], runs: fn(&Record) -> Vec<&Adapted>) -> Reaction {
     let (mut seconds, mut shares, mut all) = (Vec::new(), Vec::new(), Reaction::default());
     for record in records {
-        for run in &record.flexcomm {
+        for run in runs(record) {
             seconds.extend(&run.reactions.after_s);
             shares.extend(run.reactions.after_s.iter().map(|after| after / record.cell.phase_s));
             all.missed += run.reactions.missed;
@@ -529,8 +525,8 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn summary(records: &[Record]) -> Summary {
-        let of = Of { digest: "d".into(), frozen: false, binary: "b".into(), incomplete: Vec::new() };
-        Summary::new(records, of)
+        let provenance = Provenance { digest: "d".into(), frozen: false, binary: "b".into(), incomplete: Vec::new() };
+        Summary::new(records, provenance)
     }
 
     #[test]
@@ -698,7 +694,29 @@ pub(crate) mod tests {
         two.flexcomm[0].lost.waiting_s = 45.0;
         two.baselines.oracle.insert(0, adapted(2, None));
         two.flexcomm.insert(0, adapted(2, Some(100.0)));
+        two.seeds.push(2);
         assert_eq!(summary(&[two]).by_cell[0].cause, Some(Cause::Waiting));
+        let share = |top_k: f64, seconds: Option<f64>, change: &dyn Fn(&mut Record)| {
+            let mut record = record("a-1", "a", 60.0, top_k, seconds);
+            change(&mut record);
+            let row = summary(&[record]).by_cell.remove(0);
+            (row.cause.unwrap(), (row.share.unwrap() * 1000.0).round() / 1000.0)
+        };
+        let both_wait = |record: &mut Record| {
+            (record.flexcomm[0].lost.waiting_s, record.baselines.oracle[0].lost.waiting_s) = (45.0, 15.0);
+        };
+        assert_eq!(share(50.0, Some(100.0), &both_wait), (Cause::Waiting, 0.5));
+        // Where the best fixed setting is faster than the oracle its steps count: 500 more of 40 ms in 80 s.
+        let fewer_steps = |record: &mut Record| record.baselines.fixed[1].steps = Some(500.0);
+        assert_eq!(share(20.0, Some(100.0), &fewer_steps), (Cause::WrongGain, 0.25));
+        // One that does not reach the target counts 330 s, and made all its steps.
+        let many = |record: &mut Record| record.cell.steps = 3900;
+        assert_eq!(share(50.0, None, &many), (Cause::WrongGain, 0.4));
+        // 60 s and 2,000 steps of 40 ms more: together more than the 60 s that were lost.
+        let twice = |record: &mut Record| {
+            (record.flexcomm[0].lost.waiting_s, record.flexcomm[0].steps) = (60.0, Some(3000.0));
+        };
+        assert_eq!(share(50.0, Some(100.0), &twice), (Cause::WrongGain, 0.571));
         assert_eq!(of(&|_| ()).0, None, "nothing tells");
         assert_eq!(of(&|run| run.seconds = Some(39.0)).0, None, "nothing is lost");
     }

@@ -170,14 +170,16 @@ impl Summary {
             "  experiments in the mean of runs  {seconds:.1} s and {shadow_seconds:.1} s of shadow trials, {gigabytes:.2} GB, \
              {cpu_seconds:.1} s of cores"
         )?;
-        let Reaction { seconds, share_of_phase, made, missed, unneeded } = self.reaction;
+        let Reaction { seconds, share_of_phase, .. } = self.reaction;
         let (median, p95) = (number(seconds.median, 1.0), number(seconds.p95, 1.0));
         writeln!(out, "  from a change to a better one    {median} s at the median, {p95} s at p95")?;
         writeln!(out, "  the same, of a phase's length    {}", percent(share_of_phase))?;
-        writeln!(
-            out,
-            "  changes of the network           {made} answered, {missed} not answered, {unneeded} asked for nothing"
-        )?;
+        for (title, reaction) in
+            [("changes of the network", self.reaction), ("the same, the oracle", self.reaction_of_oracle)]
+        {
+            let Reaction { made, missed, unneeded, .. } = reaction;
+            writeln!(out, "  {title:<33}{made} answered, {missed} not answered, {unneeded} asked for nothing")?;
+        }
         writeln!(out, "  predicted t_sync is wrong by     {}", percent(self.prediction_error))?;
         for Accuracy { who, median, worst, below, runs } in &self.accuracy_over_dense {
             let title = match who {

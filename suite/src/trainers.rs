@@ -35,7 +35,7 @@ pub const BACKEND: &str = "suite";
 const COLLECTIVES: [&str; 3] = ["dense-ring", "allgather", "art-ring"];
 
 /// The job's name.
-const JOB: &str = "suite";
+const JOB_NAME: &str = "suite";
 
 /// The network, and what runs beside the job on it.
 pub struct JobContext<'a, B: ControlPlane> {
@@ -128,7 +128,7 @@ impl<'a> Trainers<'a> {
         let mut model: Vec<Param> =
             buckets(&cell.model.network()).into_iter().flat_map(|layout| layout.params).collect();
         model.sort_by_key(|param| param.id);
-        let (job, run) = (JobId::new(JOB).context("name the job")?, RunId(seed + 1));
+        let (job, run) = (JobId::new(JOB_NAME).context("name the job")?, RunId(seed + 1));
         let trainer = |rank| Trainer {
             telemetry: Telemetry::new(job.clone(), Rank(rank)),
             shadows: Shadows::new(Shadows::SHARE, seed),
@@ -185,7 +185,7 @@ impl<'a> Trainers<'a> {
         let layers = flexcomm_exchange::layers(&self.model).context("lay out the model's parameters")?;
         let factor = self.cell.values_factor;
         let is_known = |codec: &CodecInfo| {
-            codec.compressor.parse().is_ok_and(|family: Family| self.seconds(&family.any()).is_ok())
+            codec.compressor.parse().is_ok_and(|family: Family| self.codec_seconds(&family.any()).is_ok())
         };
         let hello = |rank| {
             let lab = flexcomm_lab::worker::hello(&self.job, Rank(rank), self.cell.world, &layers);
@@ -201,7 +201,7 @@ impl<'a> Trainers<'a> {
         Ok((0..self.cell.world as u32).map(hello).collect())
     }
 
-    fn seconds(&self, spec: &CompressorSpec) -> Result<CodecSeconds> {
+    fn codec_seconds(&self, spec: &CompressorSpec) -> Result<CodecSeconds> {
         steps::codec(self.truth, self.cell, spec)
     }
 
@@ -219,7 +219,7 @@ impl<'a> Trainers<'a> {
             Err(_) if tick.step > 0 && self.ranks.has_refused() => return Ok(None),
             stepped => stepped.with_context(|| format!("train step {} under {}", tick.step, tick.strategy))?,
         };
-        let codec = self.seconds(tick.strategy.spec())?;
+        let codec = self.codec_seconds(tick.strategy.spec())?;
         let shadows = self.shadow_seconds(&tick, stepped.buckets.len())?;
         let (strategy, exchanged) = (&tick.strategy, &stepped.buckets[..]);
         let of = StepOf { strategy, exchanged, codec, besides: &shadows, control: &agreement };
@@ -300,7 +300,7 @@ impl<'a> Trainers<'a> {
             return Ok(seconds);
         }
         for (strategy, _) in shadows.gains() {
-            let codec = self.seconds(strategy.spec())?;
+            let codec = self.codec_seconds(strategy.spec())?;
             for (bucket, seconds) in seconds.iter_mut().enumerate() {
                 *seconds += codec.compress(Shadows::SHARE * self.timeline.values(bucket), strategy.cr().get());
             }

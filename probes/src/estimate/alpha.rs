@@ -72,8 +72,12 @@ struct Busy {
 
 impl AlphaEstimator {
     pub(super) fn new(window_s: f64) -> Self {
-        let (samples, busy, evaluated) = Default::default();
-        Self { window_s: window_s.max(0.1), samples, busy, evaluated }
+        Self {
+            window_s: window_s.max(0.1),
+            samples: VecDeque::new(),
+            busy: VecDeque::new(),
+            evaluated: Cell::new(None),
+        }
     }
 
     pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
