@@ -5,8 +5,8 @@
 //! to `flexcomm_truth`. Runs that adapt train anew ([`adaptive`]), by the ranks' own agreement, trials and telemetry ([`trainers`]).
 //! [`run`] does both for all cells, with curves that are this program's ([`spot`]), and keeps a file for each ([`files`]); [`score`]
 //! makes seconds to a target and ratios of them, `ratios` compares cells, [`reaction`] makes times from changes to better strategies,
-//! [`summary`] and [`plot`] show all of it, as [`report`] writes it. [`mod@record`] keeps results as baselines, [`reality`] compares with an experiment,
-//! [`calibrate`] fits the truth to a machine.
+//! [`summary`] and [`plot`] show all of it, as [`report`] writes it. [`mod@record`] keeps results as baselines, [`reality`] compares
+//! with an experiment, [`calibrate`] fits the truth to a machine.
 
 pub mod adaptive;
 pub mod agents;
