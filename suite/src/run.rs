@@ -6,7 +6,7 @@ use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, 
 use crate::cells::Cell;
 use crate::files;
 use crate::fixed::{self, Curves, DENSE, Library, Setting};
-use crate::ranks::{Data, Recipe};
+use crate::ranks::{Data, Model, Recipe};
 use crate::reaction;
 use crate::score;
 use crate::steps;
@@ -178,9 +178,15 @@ pub struct Job {
 }
 
 impl Job {
-    /// How long it takes, in no unit.
+    /// How long it takes, in seconds of a core here, within half and twice as long.
     fn size(&self) -> f64 {
-        (self.seeds.len() * self.cell.world) as f64 * self.cell.steps as f64
+        let Cell { world, steps, model, compute_s, .. } = self.cell;
+        let train_s = match model {
+            Model::Perceptron => 0.005,
+            Model::Convolutional => 0.014,
+        };
+        // Agents probe and the controller looks as long as the network lasts.
+        (self.seeds.len() * world) as f64 * steps as f64 * (train_s + 0.002 * compute_s)
     }
 }
 
