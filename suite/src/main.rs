@@ -487,10 +487,6 @@ fn print_fixed(results: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn in_repository(path: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("").join(path)
-    }
-
     fn chosen_of(cells: &[Cell], given: &[&str]) -> Result<Vec<Job>> {
         let Command::Run(args) = Args::try_parse_from([&["suite", "run"], given].concat())?.command else {
             panic!("run")
@@ -499,24 +495,12 @@ mod tests {
     }
 
     fn chosen_by(given: &[&str]) -> Result<Vec<Job>> {
-        chosen_of(&Cell::read_all(&in_repository(CELLS)).unwrap(), given)
-    }
-
-    /// Where this fails, cells or the truth differ from those that suite/baselines are of: `freeze`, and record them all anew.
-    #[test]
-    fn cells_and_truth_are_the_frozen_ones_and_baselines_are_of_them() {
-        let (cells, truth) = (Cell::read_all(&in_repository(CELLS)).unwrap(), Coefficients::frozen());
-        let frozen: Frozen = files::read_json(&in_repository(FROZEN)).unwrap();
-        assert_eq!(run::frozen_digest(&cells, &truth).unwrap(), frozen.digest);
-        let none = || Shared::new(PathBuf::new());
-        let library = Library::new(in_repository(CURVES), PathBuf::new(), none(), Arc::default());
-        let recorded = report::recorded(&in_repository(BASELINES), &cells, &truth, &library).unwrap();
-        assert_eq!(recorded.incomplete, [""; 0]);
+        chosen_of(&Cell::read_all(concat!(env!("CARGO_MANIFEST_DIR"), "/cells").as_ref()).unwrap(), given)
     }
 
     #[test]
     fn cells_of_few_steps_are_refused() {
-        let mut cells = Cell::read_all(&in_repository(CELLS)).unwrap();
+        let mut cells = Cell::read_all(concat!(env!("CARGO_MANIFEST_DIR"), "/cells").as_ref()).unwrap();
         cells[0].steps = 99;
         let error = chosen_of(&cells, &[]).unwrap_err().to_string();
         assert!(error.starts_with("asymmetric-1 has 99 steps: at least 100"), "{error}");

@@ -191,6 +191,7 @@ mod tests {
     use super::*;
     use crate::fixed::{self, Curve, Curves, Shared};
     use crate::summary::tests::record as made;
+    use std::collections::BTreeMap;
     use std::sync::Arc;
     use tempfile::TempDir;
 
@@ -313,6 +314,23 @@ mod tests {
         assert!(error.contains("the curves of a-1 are missing"), "{error}");
         let error = refused(&|world| std::fs::remove_dir_all(world.path("results")).unwrap());
         assert!(error.contains("results has no results; `./dev suite` makes them"), "{error}");
+    }
+
+    /// Where this fails, cells, curves or the truth differ from those that suite/baselines are of: run all cells, `record` and `freeze`.
+    #[test]
+    fn the_repository_has_baselines_of_its_cells_and_truth() {
+        let suite = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+        let (cells, truth) = (Cell::read_all(&suite("cells")).unwrap(), Coefficients::frozen());
+        let frozen: BTreeMap<String, String> = files::read_json(&suite("frozen.json")).unwrap();
+        assert_eq!(run::frozen_digest(&cells, &truth).unwrap(), frozen["digest"]);
+        let library = Library::new(suite("curves"), suite("curves"), Shared::synthetic(&[]), Arc::default());
+        for cell in &cells {
+            let kept: Baselines = files::read_json(&path_of(&suite("baselines"), &cell.name)).unwrap();
+            let digest = run::baselines_digest(&library, &truth, cell, &cell.seeds).unwrap();
+            assert_eq!(digest, Some(kept.digest), "{}", cell.name);
+            assert_eq!((kept.oracle.len(), kept.random.len()), (cell.seeds.len(), cell.seeds.len()), "{}", cell.name);
+        }
+        recorded(&suite("baselines"), &cells, &truth, &library).unwrap();
     }
 
     #[test]
