@@ -13,7 +13,7 @@ use flexcomm_suite::reality::{self, MeasuredRun};
 use flexcomm_suite::report::{self, Results};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::Provenance;
-use flexcomm_suite::{calibrate, families, files, record, spot};
+use flexcomm_suite::{calibrate, digests, families, files, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -263,7 +263,7 @@ fn main() -> Result<()> {
             let mut missing: Vec<String> = families::drawn().into_iter().map(|cell| cell.name).collect();
             missing.retain(|name| cells.iter().all(|cell| cell.name != *name));
             ensure!(missing.is_empty(), "{CELLS} lacks {}", missing.join(", "));
-            let digest = run::frozen_digest(&cells, &Coefficients::frozen())?;
+            let digest = digests::frozen_digest(&cells, &Coefficients::frozen())?;
             let before = frozen().map_or("none".to_owned(), |frozen| frozen.digest);
             println!("{FROZEN}: {} cells and the truth have the digest {digest}; it was {before}", cells.len());
             if digest != before {
@@ -399,7 +399,7 @@ fn frozen() -> Option<Frozen> {
 
 /// What a table of these cells under this truth, by that program, is of.
 fn provenance(cells: &[Cell], truth: &Coefficients, binary: String, incomplete: Vec<String>) -> Result<Provenance> {
-    let digest = run::frozen_digest(cells, truth)?;
+    let digest = digests::frozen_digest(cells, truth)?;
     let frozen = frozen().is_some_and(|frozen| frozen.digest == digest);
     Ok(Provenance { digest, frozen, binary, incomplete })
 }
@@ -409,7 +409,7 @@ fn run(args: RunArgs) -> Result<()> {
     let jobs = chosen(&cells, &args)?;
     let truth = truth(args.of.truth.as_deref())?;
     run::check_compressors(&cells, &truth)?;
-    let binary = run::binary_digest()?;
+    let binary = digests::binary_digest()?;
     let provenance = provenance(&cells, &truth, binary.clone(), Vec::new())?;
     let Common { data, threads } = args.common;
     ensure!(

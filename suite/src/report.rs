@@ -2,6 +2,7 @@
 
 use crate::baselines::{Adapted, Baselines, Record, RecordedPlanner};
 use crate::cells::Cell;
+use crate::digests;
 use crate::files;
 use crate::fixed::Library;
 use crate::plot;
@@ -119,7 +120,7 @@ fn one_table(
         let cell =
             cell.with_context(|| format!("{name} is none of the cells: name their folder with --cells, or {again}"))?;
         ensure!(record.is_of(cell), "the results of {name} are of another cell of that name: {again}");
-        let digest = run::baselines_digest(library, truth, cell, &record.baselines.seeds)?;
+        let digest = digests::baselines_digest(library, truth, cell, &record.baselines.seeds)?;
         let digest = digest.with_context(|| {
             format!("the curves of {name} are missing: name their folder with --curves, or {again}")
         })?;
@@ -232,7 +233,7 @@ mod tests {
         fn keep(&self, cell: &Cell, change: &dyn Fn(&mut Record)) {
             let mut record = made(&cell.name, "a", 60.0, 50.0, Some(100.0));
             record.cell = cell.clone();
-            let digest = run::baselines_digest(&self.library(), &self.truth, cell, &[1]).unwrap();
+            let digest = digests::baselines_digest(&self.library(), &self.truth, cell, &[1]).unwrap();
             record.baselines.digest = digest.unwrap();
             change(&mut record);
             files::write_json(&self.path("results").join(format!("{}.json", cell.name)), &record).unwrap();
@@ -322,11 +323,11 @@ mod tests {
         let suite = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
         let (cells, truth) = (Cell::read_all(&suite("cells")).unwrap(), Coefficients::frozen());
         let frozen: BTreeMap<String, String> = files::read_json(&suite("frozen.json")).unwrap();
-        assert_eq!(run::frozen_digest(&cells, &truth).unwrap(), frozen["digest"]);
+        assert_eq!(digests::frozen_digest(&cells, &truth).unwrap(), frozen["digest"]);
         let library = Library::new(suite("curves"), suite("curves"), Shared::synthetic(&[]), Arc::default());
         for cell in &cells {
             let kept: Baselines = files::read_json(&path_of(&suite("baselines"), &cell.name)).unwrap();
-            let digest = run::baselines_digest(&library, &truth, cell, &cell.seeds).unwrap();
+            let digest = digests::baselines_digest(&library, &truth, cell, &cell.seeds).unwrap();
             assert_eq!(digest, Some(kept.digest), "{}", cell.name);
             assert_eq!((kept.oracle.len(), kept.random.len()), (cell.seeds.len(), cell.seeds.len()), "{}", cell.name);
         }

@@ -4,6 +4,7 @@ use crate::adaptive::{self, AdaptiveRun, Experiments, RunUntil, TimedOrder};
 use crate::agents::Agents;
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
+use crate::digests;
 use crate::files;
 use crate::fixed::{self, Curves, DENSE, Library, Setting};
 use crate::ranks::{Data, Model, Recipe};
@@ -15,7 +16,6 @@ use flexcomm_controller::RawConfig;
 use flexcomm_truth::coefficients::Coefficients;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -66,60 +66,6 @@ pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wante
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
         }
     }
-}
-
-/// A digest of the truth and of what is measured by it: coefficients, and the code that executes transfers and steps, and makes controls
-/// and scores of them, comments and tests apart.
-pub fn truth_digest(truth: &Coefficients) -> Result<String> {
-    let sources = [
-        include_str!("../../truth/src/network.rs"),
-        include_str!("../../truth/src/job.rs"),
-        include_str!("../../truth/src/trace.rs"),
-        include_str!("../../truth/src/coefficients.rs"),
-        include_str!("steps.rs"),
-        include_str!("cells.rs"),
-        include_str!("fixed.rs"),
-        include_str!("adaptive.rs"),
-        include_str!("baselines.rs"),
-        include_str!("score.rs"),
-        include_str!("../../collectives/src/schedule.rs"),
-        include_str!("../../collectives/src/generate.rs"),
-    ];
-    files::digest(&(truth, sources.map(code)))
-}
-
-/// A source file without what changes no result.
-fn code(source: &str) -> String {
-    let lines = source.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]");
-    lines.filter(|line| !line.starts_with("//")).collect()
-}
-
-/// A digest of all cells and the truth: what is frozen.
-pub fn frozen_digest(cells: &[Cell], truth: &Coefficients) -> Result<String> {
-    let cells: BTreeMap<&str, &Cell> = cells.iter().map(|cell| (cell.name.as_str(), cell)).collect();
-    files::digest(&(cells, truth_digest(truth)?))
-}
-
-/// A digest of all that a cell's baselines hang on; none where curves are missing.
-pub(crate) fn baselines_digest(
-    library: &Library,
-    truth: &Coefficients,
-    cell: &Cell,
-    seeds: &[u64],
-) -> Result<Option<String>> {
-    let settings = fixed::settings(cell.momentum);
-    let curves = seeds.iter().map(|seed| library.read(&cell.recipe(*seed), &settings));
-    let Some(curves) = curves.collect::<Result<Option<Vec<Curves>>>>()? else { return Ok(None) };
-    let of = |curves: &'_ Curves| settings.iter().map(|(setting, _)| curves.of(setting).ok().cloned()).collect();
-    let curves: Vec<Vec<_>> = curves.iter().map(of).collect();
-    files::digest(&(cell, truth_digest(truth)?, seeds, curves)).map(Some)
-}
-
-/// A digest of the program that runs.
-pub fn binary_digest() -> Result<String> {
-    let path = std::env::current_exe().context("failed to find the running program's file")?;
-    let bytes = std::fs::read(&path).with_context(|| format!("failed to read {}", path.display()))?;
-    Ok(files::digest_of_bytes(&bytes))
 }
 
 /// A panic is an error: one run does not end those of other cells.
@@ -230,7 +176,7 @@ pub(crate) fn path_of(folder: &Path, cell: &str) -> PathBuf {
 
 impl Suite {
     fn digest(&self, cell: &Cell, seeds: &[u64]) -> Result<Option<String>> {
-        baselines_digest(&self.library, &self.truth, cell, seeds)
+        digests::baselines_digest(&self.library, &self.truth, cell, seeds)
     }
 
     /// Baselines that hold for the cell as it is now.
@@ -529,6 +475,7 @@ mod tests {
     use crate::ranks::Model;
     use crate::steps::Stragglers;
     use flexcomm_domain::Strategy;
+    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
     use tempfile::TempDir;
 
@@ -792,25 +739,5 @@ mod tests {
         // All the same: no further seed.
         let suite = Suite { most_seeds: 4, ..world.suite() };
         assert_eq!(whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).seeds, [1]);
-    }
-
-    #[test]
-    fn the_digest_of_the_truth_is_of_code_and_coefficients() {
-        let source = "fn f() {\n    1\n}\n#[cfg(test)]\nmod tests {}\n";
-        assert_eq!(code(source), "fn f() {1}");
-        assert_eq!(code(&source.replace("    1", "    // One.\n    1").replace("{}", "{ }")), code(source));
-        assert_ne!(code(&source.replace('1', "2")), code(source));
-        let frozen = Coefficients::frozen();
-        let mut other = frozen.clone();
-        other.buffer_bytes *= 2.0;
-        assert_ne!(truth_digest(&frozen).unwrap(), truth_digest(&other).unwrap());
-        let cells = families::drawn();
-        let mut reversed = cells.clone();
-        reversed.reverse();
-        let digest = frozen_digest(&cells, &frozen).unwrap();
-        assert_eq!(digest, frozen_digest(&reversed, &frozen).unwrap());
-        assert_ne!(digest, frozen_digest(&cells[1..], &frozen).unwrap());
-        reversed[0].compute_s *= 2.0;
-        assert_ne!(digest, frozen_digest(&reversed, &frozen).unwrap());
     }
 }
