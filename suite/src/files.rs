@@ -26,6 +26,11 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_str(&text).with_context(|| format!("failed to read {}", path.display()))
 }
 
+/// The same, of a file that may be missing.
+pub fn read_json_if_there<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    path.exists().then(|| read_json(path)).transpose()
+}
+
 /// The files of a folder whose names are wanted, in their order.
 pub fn in_folder(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;

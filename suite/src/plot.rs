@@ -213,10 +213,10 @@ pub fn timeline(record: &Record) -> String {
         let place = line.losses.iter().position(|loss| target.is_some_and(|target| *loss <= target));
         place.map_or(line.at_s.last(), |place| line.at_s.get(place)).copied()
     };
-    let until_s = 1.1 * lines.iter().filter_map(|(_, line, _)| reached(line)).fold(0.0, f64::max);
+    let end_s = 1.1 * lines.iter().filter_map(|(_, line, _)| reached(line)).fold(0.0, f64::max);
     let points = |line: &Line| -> Vec<(f64, f64)> {
         let points = line.at_s.iter().copied().zip(line.losses.iter().copied());
-        points.take_while(|(at_s, _)| *at_s <= until_s).collect()
+        points.take_while(|(at_s, _)| *at_s <= end_s).collect()
     };
     let lines: Vec<_> = lines.into_iter().map(|(name, line, colour)| (name, points(line), colour)).collect();
 

@@ -27,7 +27,7 @@ pub fn record(baselines: &Path, results: Results, planner: Option<&str>) -> Resu
     let mut all = Vec::new();
     for record in records {
         let path = path_of(baselines, &record.name);
-        let before: Option<Baselines> = if path.exists() { Some(files::read_json(&path)?) } else { None };
+        let before: Option<Baselines> = files::read_json_if_there(&path)?;
         let kept = Baselines { recorded_planner: planner_of(&record, before, planner)?, ..record.baselines };
         all.push((path, kept));
     }

@@ -72,8 +72,8 @@ pub fn read(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Libra
 pub fn recorded(folder: &Path, cells: &[Cell], truth: &Coefficients, library: &Library) -> Result<Results> {
     let (mut records, mut lacking) = (Vec::new(), Vec::new());
     for cell in cells {
-        let path = path_of(folder, &cell.name);
-        let mut baselines: Baselines = if path.exists() { files::read_json(&path)? } else { Baselines::default() };
+        let kept: Option<Baselines> = files::read_json_if_there(&path_of(folder, &cell.name))?;
+        let mut baselines = kept.unwrap_or_default();
         let Some(RecordedPlanner { commit, binary, runs }) = baselines.recorded_planner.take() else {
             lacking.push(format!("{} (no recorded planner)", cell.name));
             continue;

@@ -201,8 +201,7 @@ impl Suite {
             self.curves(cell, *seed, &settings)?;
         }
         record.baselines.digest = self.digest(cell, seeds)?.context("curves are missing")?;
-        let path = path_of(&self.baselines, &cell.name);
-        let kept: Option<Baselines> = path.exists().then(|| files::read_json(&path)).transpose()?;
+        let kept: Option<Baselines> = files::read_json_if_there(&path_of(&self.baselines, &cell.name))?;
         let before: Option<Record> =
             self.resume.then(|| files::read_json(&path_of(&self.results, &cell.name)).ok()).flatten();
         if let Some(before) = before

@@ -347,13 +347,11 @@ impl Summary {
                 .groups(|record| band(record.cell.communication_ratio, &RATIO_ENDS), |band| RATIO_BANDS[*band].into()),
             by_cell,
             experiments: spent(records),
-            reaction: reaction(records, |record| record.runs().collect()),
-            reaction_of_oracle: reaction(records, |record| record.of_its_seeds(&record.baselines.oracle).collect()),
+            reaction: reaction(records, |record| &record.flexcomm),
+            reaction_of_oracle: reaction(records, |record| &record.baselines.oracle),
             accuracy_over_dense: [
-                accuracy(records, Method::Flexcomm, |record| record.runs().collect()),
-                accuracy(records, Method::RecordedPlanner, |record| {
-                    record.of_its_seeds(record.baselines.recorded()).collect()
-                }),
+                accuracy(records, Method::Flexcomm, |record| &record.flexcomm),
+                accuracy(records, Method::RecordedPlanner, |record| record.baselines.recorded()),
             ]
             .into_iter()
             .flatten()
@@ -427,10 +425,10 @@ fn cell_row(view: &View<'_>, record: &Record) -> Option<CellRow> {
     })
 }
 
-fn accuracy(records: &[Record], who: Method, runs: fn(&Record) -> Vec<&Adapted>) -> Option<Accuracy> {
+fn accuracy(records: &[Record], who: Method, runs: fn(&Record) -> &[Adapted]) -> Option<Accuracy> {
     let over = |record: &Record| {
         let over = |run: &Adapted| Some(run.accuracy? - record.baselines.fixed(DENSE, run.seed)?.accuracy);
-        runs(record).into_iter().filter_map(over).collect::<Vec<f64>>()
+        record.of_its_seeds(runs(record)).filter_map(over).collect::<Vec<f64>>()
     };
     let all: Vec<f64> = records.iter().flat_map(over).collect();
     Some(Accuracy {
@@ -469,10 +467,10 @@ fn spent(records: &[Record]) -> Spent {
     Spent { mean, share_of_time: Spread::of(&shares) }
 }
 
-fn reaction(records: &[Record], runs: fn(&Record) -> Vec<&Adapted>) -> Reaction {
+fn reaction(records: &[Record], runs: fn(&Record) -> &[Adapted]) -> Reaction {
     let (mut seconds, mut shares, mut all) = (Vec::new(), Vec::new(), Reaction::default());
     for record in records {
-        for run in runs(record) {
+        for run in record.of_its_seeds(runs(record)) {
             seconds.extend(&run.reactions.after_s);
             shares.extend(run.reactions.after_s.iter().map(|after| after / record.cell.phase_s));
             all.missed += run.reactions.missed;

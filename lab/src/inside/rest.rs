@@ -141,7 +141,7 @@ mod tests {
             loop {
                 let (mut next, _) = listener.accept().await.unwrap();
                 assert!(next.read(&mut [0; 1024]).await.unwrap() > 0);
-                // On a busy machine nobody may wait for it any more.
+                // On a busy machine the client may have given up.
                 _ = next.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n42").await;
             }
         });
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(parse::<u32>("GET /", status, &body).unwrap(), 42);
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
-        // Nobody listens any more: that is no silence.
+        // A refused connection is not repeated.
         let error = format!("{:#}", answer("GET /", client.get(&url)).await.unwrap_err());
         assert!(error.starts_with("GET /: "), "{error}");
     }
