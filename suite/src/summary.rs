@@ -663,6 +663,18 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn runs_with_other_seeds_than_those_of_the_record_count_nowhere() {
+        let one = record("a-1", "a", 60.0, 50.0, Some(100.0));
+        let mut more = one.clone();
+        let mut other = adapted(2, None);
+        (other.accuracy, other.error, other.problems) = (Some(0.1), Some("broken".into()), vec!["late".into()]);
+        (other.reactions.missed, other.experiments.bytes) = (5, 1e9);
+        more.baselines.oracle.push(other.clone());
+        more.flexcomm.push(other);
+        assert_eq!(summary(&[more]), summary(&[one]));
+    }
+
+    #[test]
     fn causes_are_the_largest_part_of_what_is_lost() {
         let of = |change: &dyn Fn(&mut Adapted)| {
             let mut record = record("a-1", "a", 60.0, 50.0, Some(100.0));
