@@ -27,26 +27,6 @@ const MOMENTS: u32 = 60;
 const TRIES: u32 = 6;
 const BOUND: &str = "10.99.0.2";
 
-#[test]
-fn real_netem_in_user_mode_linux() {
-    if std::env::var_os(INSIDE).is_some() {
-        return;
-    }
-    let Some(linux) = ["/usr/bin/linux.uml", "/usr/bin/linux"].into_iter().find(|p| std::path::Path::new(p).exists())
-    else {
-        tc_common::skipped("no user-mode Linux here (`apt-get install user-mode-linux`); netem is not tested");
-        return;
-    };
-    if !nix::unistd::geteuid().is_root() {
-        tc_common::skipped("user-mode Linux mounts the root file system as root; netem is not tested");
-        return;
-    }
-    let said = boot(linux);
-    print!("{said}");
-    assert!(said.contains("test result: ok. 1 passed"), "the run inside failed");
-    assert!(said.contains("UML-STATUS 0"), "the run inside did not end well");
-}
-
 /// Boots, runs the test named `inside` there, and returns what the console said.
 fn boot(linux: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -347,4 +327,30 @@ fn sigkill_with_netem() {
         }
     }
     println!("{MOMENTS} kills with netem in force or being set; slowest return {slowest:?}");
+}
+
+/// Tests of this name compare times and rates: `./dev test` runs them with nothing beside.
+mod timed {
+    use super::*;
+
+    #[test]
+    fn real_netem_in_user_mode_linux() {
+        if std::env::var_os(INSIDE).is_some() {
+            return;
+        }
+        let Some(linux) =
+            ["/usr/bin/linux.uml", "/usr/bin/linux"].into_iter().find(|p| std::path::Path::new(p).exists())
+        else {
+            tc_common::skipped("no user-mode Linux here (`apt-get install user-mode-linux`); netem is not tested");
+            return;
+        };
+        if !nix::unistd::geteuid().is_root() {
+            tc_common::skipped("user-mode Linux mounts the root file system as root; netem is not tested");
+            return;
+        }
+        let said = boot(linux);
+        print!("{said}");
+        assert!(said.contains("test result: ok. 1 passed"), "the run inside failed");
+        assert!(said.contains("UML-STATUS 0"), "the run inside did not end well");
+    }
 }

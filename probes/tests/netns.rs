@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{A, B, B6, Pair, able, alone, inside, medians, ping_error, sh, side_by_side, unless_busy};
+use common::{A, B, B6, Pair, able, alone, assert_medians, inside, ping_error, sh, side_by_side, unless_busy};
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
     EchoProber, EchoResponder, EchoSettings, PingSettings, ThroughputServer, measure_throughput, ping_many,
@@ -36,36 +36,11 @@ fn settings() -> PingSettings {
 
 /// The median of ping is within 5 % or 50 µs of the system's.
 fn agree(what: &str, ours: impl Fn() -> f64 + Sync, system: impl Fn() -> f64) {
-    let [error] = medians(&format!("{what}, error in units of what is allowed"), || {
+    let measure = || {
         let (ours, system) = side_by_side(&ours, &system);
         [ping_error(ours, system)]
-    });
-    assert!(error.abs() <= 1.0, "{what}: the median error is {error} times what is allowed");
-}
-
-#[test]
-fn ping_agrees_with_the_systems() {
-    if !able(&["ping"]) {
-        return;
-    }
-    let _alone = alone();
-    let pair = Pair::new("ping");
-    for target in [B, B6].into_iter().take(if pair.v6 { 2 } else { 1 }) {
-        let addr: [IpAddr; 1] = [target.parse().unwrap()];
-        let kernel = || {
-            let report = inside(&pair.a, || ping_many(&addr, &settings(), &AtomicBool::new(false), &mut |_| {}));
-            report.unwrap().targets[0].rtt.unwrap().median_s
-        };
-        agree(&format!("kernel {target}"), kernel, || system_ping(&pair, target));
-        let surge = || {
-            let report = inside(&pair.a, || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(ping_many_surge(&addr, &settings(), &AtomicBool::new(false)))
-            });
-            report.unwrap().targets[0].rtt.unwrap().median_s
-        };
-        agree(&format!("surge {target}"), surge, || system_ping(&pair, target));
-    }
+    };
+    assert_medians(&format!("{what}, error in units of what is allowed"), measure, |[error]| error.abs() <= 1.0);
 }
 
 #[test]
@@ -98,33 +73,6 @@ fn an_unprivileged_socket_is_used_where_the_system_allows_it() {
     assert_eq!(ping(), (SocketKind::Raw, SocketKind::Raw));
 }
 
-#[test]
-fn throughput_agrees_with_iperf3_at_a_tenth_of_its_bytes() {
-    if !able(&["iperf3"]) {
-        return;
-    }
-    let _alone = alone();
-    let pair = Pair::new("tput");
-    let server: SocketAddr = format!("{B}:0").parse().unwrap();
-    let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
-    let _iperf = pair.start(&pair.b, "iperf3 -s");
-    for mbit in [100, 500] {
-        pair.htb(mbit);
-        let what = format!("{mbit} Mbit/s, error and share of iperf3's bytes, out and back");
-        let [out, spent_out, back, spent_back] = medians(&what, || {
-            let (reference, spent) = iperf3(&pair);
-            let plan = Plan::new(4, 64_000_000, 10.0, Direction::Both).unwrap();
-            let found = unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
-            let (out, back) = (found.out.unwrap(), found.back.unwrap());
-            let error = |bps: f64| bps / reference - 1.0;
-            let share = |bytes: u64| bytes as f64 / spent;
-            [error(out.rate.bps), share(out.sent_bytes), error(back.rate.bps), share(back.sent_bytes)]
-        });
-        assert!(out.abs() <= 0.05 && back.abs() <= 0.05, "{mbit} Mbit/s: median errors {out} out, {back} back");
-        assert!(spent_out <= 0.1 && spent_back <= 0.1, "{mbit} Mbit/s: {spent_out} out, {spent_back} back");
-    }
-}
-
 /// bit/s and bytes of the system's iperf3. Three seconds instead of its default ten: less to undercut.
 fn iperf3(pair: &Pair) -> (f64, f64) {
     let begin = Instant::now();
@@ -141,25 +89,6 @@ fn iperf3(pair: &Pair) -> (f64, f64) {
         }
         assert!(begin.elapsed() < Duration::from_secs(60), "iperf3 measured nothing: {out:?}");
     }
-}
-
-#[test]
-fn a_small_budget_is_enough_for_a_slow_link() {
-    if !able(&[]) {
-        return;
-    }
-    let _alone = alone();
-    let pair = Pair::new("slow");
-    pair.htb(10);
-    let server: SocketAddr = format!("{B}:0").parse().unwrap();
-    let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
-    let plan = Plan::new(4, 250_000, 5.0, Direction::Both).unwrap();
-    let errors = medians("10 Mbit/s, error out and back", || {
-        let found = unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
-        assert!(found.bytes() <= 250_000);
-        [found.out_bps().unwrap(), found.back_bps().unwrap()].map(|bps| bps / 9.6e6 - 1.0)
-    });
-    assert!(errors.iter().all(|error| error.abs() < 0.1), "median errors out and back {errors:?}");
 }
 
 #[test]
@@ -229,5 +158,84 @@ fn a_trace_names_every_router() {
         assert_eq!(path.addresses(), vec![Some(hop.parse().unwrap()), Some(target)]);
         // The very first probes may fall to the search for neighbours.
         assert!(path.hops.iter().all(|hop| hop.median_s.is_some()), "{path:?}");
+    }
+}
+
+/// Tests of this name compare times and rates: `./dev test` runs them with nothing beside.
+mod timed {
+    use super::*;
+
+    #[test]
+    fn ping_agrees_with_the_systems() {
+        if !able(&["ping"]) {
+            return;
+        }
+        let _alone = alone();
+        let pair = Pair::new("ping");
+        for target in [B, B6].into_iter().take(if pair.v6 { 2 } else { 1 }) {
+            let addr: [IpAddr; 1] = [target.parse().unwrap()];
+            let kernel = || {
+                let report = inside(&pair.a, || ping_many(&addr, &settings(), &AtomicBool::new(false), &mut |_| {}));
+                report.unwrap().targets[0].rtt.unwrap().median_s
+            };
+            agree(&format!("kernel {target}"), kernel, || system_ping(&pair, target));
+            let surge = || {
+                let report = inside(&pair.a, || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    runtime.block_on(ping_many_surge(&addr, &settings(), &AtomicBool::new(false)))
+                });
+                report.unwrap().targets[0].rtt.unwrap().median_s
+            };
+            agree(&format!("surge {target}"), surge, || system_ping(&pair, target));
+        }
+    }
+
+    #[test]
+    fn throughput_agrees_with_iperf3_at_a_tenth_of_its_bytes() {
+        if !able(&["iperf3"]) {
+            return;
+        }
+        let _alone = alone();
+        let pair = Pair::new("tput");
+        let server: SocketAddr = format!("{B}:0").parse().unwrap();
+        let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
+        let _iperf = pair.start(&pair.b, "iperf3 -s");
+        for mbit in [100, 500] {
+            pair.htb(mbit);
+            let what = format!("{mbit} Mbit/s, error and share of iperf3's bytes, out and back");
+            let measure = || {
+                let (reference, spent) = iperf3(&pair);
+                let plan = Plan::new(4, 64_000_000, 10.0, Direction::Both).unwrap();
+                let found =
+                    unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
+                let (out, back) = (found.out.unwrap(), found.back.unwrap());
+                let error = |bps: f64| bps / reference - 1.0;
+                let share = |bytes: u64| bytes as f64 / spent;
+                [error(out.rate.bps), share(out.sent_bytes), error(back.rate.bps), share(back.sent_bytes)]
+            };
+            assert_medians(&what, measure, |[out, spent_out, back, spent_back]| {
+                [out, back].iter().all(|error| error.abs() <= 0.05)
+                    && [spent_out, spent_back].iter().all(|s| **s <= 0.1)
+            });
+        }
+    }
+
+    #[test]
+    fn a_small_budget_is_enough_for_a_slow_link() {
+        if !able(&[]) {
+            return;
+        }
+        let _alone = alone();
+        let pair = Pair::new("slow");
+        pair.htb(10);
+        let server: SocketAddr = format!("{B}:0").parse().unwrap();
+        let server = inside(&pair.b, || ThroughputServer::spawn(server, &token()).unwrap());
+        let plan = Plan::new(4, 250_000, 5.0, Direction::Both).unwrap();
+        let measure = || {
+            let found = unless_busy(|| inside(&pair.a, || measure_throughput(server.local_addr(), &token(), &plan)));
+            assert!(found.bytes() <= 250_000);
+            [found.out_bps().unwrap(), found.back_bps().unwrap()].map(|bps| bps / 9.6e6 - 1.0)
+        };
+        assert_medians("10 Mbit/s, error out and back", measure, |errors| errors.iter().all(|error| error.abs() < 0.1));
     }
 }

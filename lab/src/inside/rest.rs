@@ -14,9 +14,12 @@ use crate::plan::{CONTROLLER_PORT, JOB};
 /// Longest wait for an answer: the controller shares one CPU with the training.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After so long without an answer the controller counts as hanging. A single wait says little: the emulated machine stands
-/// still, its clock goes on, while the host's disk is slow.
+/// After so long without an answer the controller counts as hanging. A single wait or a broken connection says little: the
+/// emulated machine stands still, its clock goes on, while the host is busy.
 const HANGS: Duration = Duration::from_secs(60);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// The controller as seen from the hub.
 pub(crate) struct Rest {
@@ -108,7 +111,7 @@ fn parse<T: DeserializeOwned>(what: &str, status: StatusCode, body: &str) -> Res
     serde_json::from_str(body).with_context(|| format!("{what}: the answer is not as expected"))
 }
 
-/// The status and the body; asks again where no answer came in time.
+/// The status and the body; asks again where no answer came in time or the connection broke. All requests may be repeated.
 async fn answer(what: &str, request: RequestBuilder) -> Result<(StatusCode, String)> {
     let since = Instant::now();
     loop {
@@ -118,12 +121,19 @@ async fn answer(what: &str, request: RequestBuilder) -> Result<(StatusCode, Stri
             Ok((answer.status(), answer.text().await?))
         };
         match answer.await {
-            Err(error) if reqwest::Error::is_timeout(&error) && since.elapsed() < HANGS => {
-                say(&format!("{what}: no answer from the controller in time; asking again"));
+            Err(error) if may_pass(&error) && since.elapsed() < HANGS => {
+                let why = if error.is_timeout() { "in time" } else { "on this connection" };
+                say(&format!("{what}: no answer from the controller {why}; asking again"));
+                tokio::time::sleep(PAUSE).await;
             }
             answer => return answer.with_context(|| what.to_owned()),
         }
     }
+}
+
+/// Whether asking again is of use. Nobody listens where a connection is refused: the controller has ended.
+fn may_pass(error: &reqwest::Error) -> bool {
+    error.is_timeout() || !error.is_connect()
 }
 
 #[cfg(test)]
@@ -138,6 +148,10 @@ mod tests {
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let server = tokio::spawn(async move {
             let (_silent, _) = listener.accept().await.unwrap();
+            let (breaks, _) = listener.accept().await.unwrap();
+            // Closing with a request unread resets the connection.
+            breaks.readable().await.unwrap();
+            drop(breaks);
             loop {
                 let (mut next, _) = listener.accept().await.unwrap();
                 assert!(next.read(&mut [0; 1024]).await.unwrap() > 0);
