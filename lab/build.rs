@@ -1,14 +1,14 @@
-//! Compiles what is preloaded into user-mode Linux; see `uml/xstate.c`.
+//! Compiles what is preloaded into user-mode Linux; see `uml/preload.c`.
 
 use std::path::Path;
 
-const SOURCE: &str = "uml/xstate.c";
+const SOURCE: &str = "uml/preload.c";
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
-    let built = Path::new(&std::env::var_os("OUT_DIR").expect("cargo sets it")).join("xstate.so");
+    let built = Path::new(&std::env::var_os("OUT_DIR").expect("cargo sets it")).join("preload.so");
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
-        // Other processors have no such state, and there is no user-mode Linux for them.
+        // There is no user-mode Linux for other processors.
         std::fs::write(&built, []).expect("OUT_DIR is writable");
         return;
     }

@@ -80,6 +80,13 @@ impl Compared {
     }
 }
 
+/// The processor of a machine: each has one of its own, as far as there are so many. `lab/uml/preload.c` says why only one.
+fn processor(job: usize) -> String {
+    let may = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
+    let all: Vec<usize> = (0..nix::sched::CpuSet::count()).filter(|number| may.is_set(*number).unwrap()).collect();
+    all[job % all.len()].to_string()
+}
+
 /// What a machine printed that did the work for one job.
 fn user_mode_linux(job: usize) -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -97,8 +104,9 @@ fn user_mode_linux(job: usize) -> String {
     std::fs::write(&script, init).unwrap();
     sh(&format!("chmod 755 {}", script.display()));
     let memory = if std::path::Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
-    let out = std::process::Command::new("timeout")
-        .args(["--kill-after=5", "480", "linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
+    let out = std::process::Command::new("taskset")
+        .args(["--cpu-list", &processor(job), "timeout", "--kill-after=5", "480"])
+        .args(["linux.uml", "mem=768M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/"])
         .args(["rw", &format!("init={}", script.display()), "con=null", "con0=fd:0,fd:1", "quiet"])
         .arg(format!("uml_dir={}/uml/", folder.path().display()))
         .env("TMPDIR", memory)

@@ -218,7 +218,9 @@ def outside(plan: dict[str, Any]) -> None:
     init = out / "init.sh"
     init.write_text(INIT.format(python=sys.executable, script=__file__, plan=out / "plan.json", out=out))
     init.chmod(0o755)
+    # On one processor; `lab/uml/preload.c` says why.
     command = [
+        "taskset", "--cpu-list", str(max(os.sched_getaffinity(0))),
         "setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child=KILL", "linux.uml", "mem=6G",
         "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}", "con=null", "con0=fd:0,fd:1", "quiet",
     ]

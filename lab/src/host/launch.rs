@@ -166,15 +166,15 @@ fn netns_command(exe: &Path, plan: &Path) -> Command {
     command
 }
 
-/// A library for user-mode Linux on processors with more state than it knows; `uml/xstate.c` says why.
-static XSTATE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/xstate.so"));
+/// A library for user-mode Linux; `uml/preload.c` says what for.
+static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
 fn uml_command(exe: &Path, plan: &Path, folder: &Path) -> Result<Command> {
-    let preload = folder.join("xstate.so");
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&preload, XSTATE));
+    let preload = folder.join("preload.so");
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&preload, PRELOAD));
     written.with_context(|| preload.display().to_string())?;
     let mut command = jailed();
-    if !XSTATE.is_empty() {
+    if !PRELOAD.is_empty() {
         command.env("LD_PRELOAD", &preload);
     }
     command.args(["linux.uml", "mem=1536M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw"]);
