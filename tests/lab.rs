@@ -162,21 +162,23 @@ fn assert_kept(summary: &Value) {
     /// Changes of the network in `short.toml`.
     const CHANGES: usize = 2;
     let decisions = summary["decisions"].as_array().expect("decisions").len();
-    let error = |which: &str| {
-        let error = &summary["prediction_error"][which];
-        (error["count"].as_u64().unwrap_or(0), error["median"].as_f64().unwrap_or(f64::NAN))
+    let intervals = summary["intervals"].as_array().expect("intervals");
+    let off = |i: &Value| {
+        let ratio = i["predicted_sync_us"].as_f64()? / i["measured_sync_us"].as_f64()?;
+        Some(ratio.max(1.0 / ratio))
     };
-    let (count, model) = error("all");
-    let (_, recent) = error("recent");
-    println!("{decisions} decisions, {count} intervals; median error {model:.3} by model, {recent:.3} by the past");
+    let mut off: Vec<f64> = intervals.iter().filter_map(off).collect();
+    off.sort_by(f64::total_cmp);
+    let (count, middle) = (off.len(), off.get(off.len() / 2).copied().unwrap_or(f64::INFINITY));
+    println!("{decisions} decisions, {count} intervals, predictions off by a factor of {middle:.2} at the median");
     // Seen: 6 to 10, the most on a machine whose load of 8 moves the links too. One each dwell would be 50.
     assert!(decisions <= 2 + 8 * CHANGES, "{decisions} decisions for {CHANGES} changes of the network");
     assert!(count >= 20, "only {count} intervals were predicted");
-    // Load moves times by a few, a wrong unit or formula by more.
-    assert!(model < 10.0 && recent < 10.0, "median errors {model} by model, {recent} by the past");
+    // A busy machine moves times by a few, a wrong unit or formula by more.
+    assert!(middle < 10.0, "predictions are off by a factor of {middle} at the median");
 }
 
-/// Tests of this name compare times and rates: `./dev test` runs them with nothing beside.
+/// Tests that compare times and rates or boot the lab: `./dev test` runs them with nothing beside.
 mod timed {
     use super::*;
 

@@ -111,7 +111,8 @@ fn parse<T: DeserializeOwned>(what: &str, status: StatusCode, body: &str) -> Res
     serde_json::from_str(body).with_context(|| format!("{what}: the answer is not as expected"))
 }
 
-/// The status and the body; asks again where no answer came in time or the connection broke. All requests may be repeated.
+/// The status and the body; asks again where no answer came in time or the connection broke. All may be repeated: a
+/// scenario that is set twice is the same one.
 async fn answer(what: &str, request: RequestBuilder) -> Result<(StatusCode, String)> {
     let since = Instant::now();
     loop {

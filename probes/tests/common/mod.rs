@@ -37,7 +37,7 @@ const PAIRS: usize = 5;
 
 /// How often a comparison is made until it holds once: a host that holds this machine up for a moment spoils some, what is
 /// wrong in the code is wrong again.
-pub const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 3;
 
 /// Asserts that the medians of columns of [`PAIRS`] measurements hold in one of [`ATTEMPTS`]; prints all of them.
 pub fn assert_medians<const N: usize>(
