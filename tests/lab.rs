@@ -156,26 +156,38 @@ fn bytes_per_value(decision: &Value) -> f64 {
     }
 }
 
-/// Decisions do not flap, and predictions are compared with what steps take. How exact they are depends on how busy the
-/// machine is: the lab's `summary.json` says it, and the regret suite measures it.
+/// Predictions are of use and decisions do not flap. How exact predictions are depends on how busy the machine is, so the
+/// lab's `summary.json` measures it; here a factor of two, which three loads of a two-core machine stay below, is enough.
 fn assert_kept(summary: &Value) {
     /// Changes of the network in `short.toml`.
     const CHANGES: usize = 2;
     let decisions = summary["decisions"].as_array().expect("decisions").len();
-    let intervals = summary["intervals"].as_array().expect("intervals");
-    let off = |i: &Value| {
-        let ratio = i["predicted_sync_us"].as_f64()? / i["measured_sync_us"].as_f64()?;
-        Some(ratio.max(1.0 / ratio))
+    let error = |which: &str| {
+        let error = &summary["prediction_error"][which];
+        (error["count"].as_u64().unwrap_or(0), error["median"].as_f64().unwrap_or(f64::NAN))
     };
-    let mut off: Vec<f64> = intervals.iter().filter_map(off).collect();
-    off.sort_by(f64::total_cmp);
-    let (count, middle) = (off.len(), off.get(off.len() / 2).copied().unwrap_or(f64::INFINITY));
-    println!("{decisions} decisions, {count} intervals, predictions off by a factor of {middle:.2} at the median");
+    let (count, model) = error("all");
+    let (_, recent) = error("recent");
+    let late = late_error(summary);
+    println!(
+        "{decisions} decisions, {count} intervals; median error {model:.3} by model, {recent:.3} by the past, {late:.3} late"
+    );
     // Seen: 6 to 10, the most on a machine whose load of 8 moves the links too. One each dwell would be 50.
     assert!(decisions <= 2 + 8 * CHANGES, "{decisions} decisions for {CHANGES} changes of the network");
     assert!(count >= 20, "only {count} intervals were predicted");
-    // A busy machine moves times by a few, a wrong unit or formula by more.
-    assert!(middle < 10.0, "predictions are off by a factor of {middle} at the median");
+    assert!(model < 1.0, "median error of the cost model {model}");
+    assert!(late < 1.0, "median error after the network had come to rest {late}");
+}
+
+/// Median error of the prediction in force over the run's last 100 steps, two epochs or more after the last change.
+fn late_error(summary: &Value) -> f64 {
+    let intervals = summary["intervals"].as_array().expect("intervals");
+    let last = intervals.iter().filter_map(|i| i["to_step"].as_u64()).max().expect("steps");
+    let late = intervals.iter().filter(|i| i["from_step"].as_u64() > Some(last.saturating_sub(100)));
+    let error = |i: &Value| Some((i["predicted_sync_us"].as_f64()? / i["measured_sync_us"].as_f64()? - 1.0).abs());
+    let mut errors: Vec<f64> = late.filter_map(error).collect();
+    errors.sort_by(f64::total_cmp);
+    errors.get(errors.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Tests that compare times and rates or boot the lab: `./dev test` runs them with nothing beside.

@@ -218,7 +218,7 @@ fn follow(pair: &Pair, job: Job) {
     println!("the machine's own latency: {:.3} ms", machine_s * 1e3);
     assert!(
         machine_s < 0.5 * POINTS[0].0,
-        "{machine_s} s of its own: no latency of {} s can be told here",
+        "{machine_s} s of its own: no latency of {} s can be measured here",
         POINTS[0].0
     );
     let responder = inside(&pair.b, || EchoResponder::spawn(any, &token).unwrap());
