@@ -25,8 +25,8 @@ review_s = 2.0
 [planner.policy]
 name = "weights"
 """
-#: What it decides first stays, whatever else these two cores have to do.
-BY_TIME = CONFIG.replace("dwell_s = 1.0", "dwell_s = 600.0\nguard_floor_s = 10.0") + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
+#: Any gain of time counts, and what it decides first stays, whatever else these two cores have to do.
+BY_TIME = CONFIG.replace("dwell_s = 1.0", "dwell_s = 600.0\nguard_floor_s = 10.0\nhysteresis = 0.0") + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
 BY_GAIN = CONFIG + "comp = 0.0\nsync = 0.0\ninverse_gain_s = 1000.0\n"
 
 

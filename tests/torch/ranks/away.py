@@ -16,7 +16,7 @@ class Run:
     def __init__(self, rank):
         self.rank, self.step, self.equal, self.steps_at = rank, 0, True, []
         # Large enough that the collectives' time depends on the bytes.
-        self.model = ddp(network((20, 1000, 1000, 2)), bucket_cap_mb=25)
+        self.model = ddp(network((20, 2000, 2000, 2)), bucket_cap_mb=25)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=os.environ["SOCKET"])
 
