@@ -34,7 +34,7 @@ const FROZEN: &str = "suite/frozen.json";
 /// And experiments with the cells that they played.
 const REALITY: &str = "suite/reality";
 /// Seeds of a cell whose interval is wide, in a whole run.
-const MOST_SEEDS: usize = 4;
+const MOST_SEEDS: usize = 6;
 /// Fewest steps of a cell whose runs can be compared.
 const LEAST_STEPS: u64 = 100;
 /// Results.
@@ -208,6 +208,9 @@ struct RunArgs {
     /// Runs of each cell; its first seeds.
     #[arg(long)]
     seeds: Option<usize>,
+    /// Where the whole has time left of so many hours, cells whose intervals are wide get further seeds, the widest first.
+    #[arg(long, default_value_t = 2.5, value_parser = parse_hours)]
+    hours: f64,
     /// Baselines; missing ones are computed and kept with the results.
     #[arg(long, default_value = BASELINES)]
     baselines: PathBuf,
@@ -289,6 +292,13 @@ fn main() -> Result<()> {
 }
 
 /// Ends the process as shells expect it after Ctrl-C.
+/// A number of hours that is not below 0.
+fn parse_hours(text: &str) -> Result<f64> {
+    let hours: f64 = text.parse().with_context(|| format!("{text} is no number of hours"))?;
+    ensure!(hours >= 0.0 && hours.is_finite(), "{text} hours, allowed is 0 and more");
+    Ok(hours)
+}
+
 fn unless_stopped(result: Result<()>, stop: &AtomicBool) -> Result<()> {
     if stop.load(atomic::Ordering::Relaxed) {
         eprintln!("stopped; what is done is kept, the same command goes on from there");
@@ -430,6 +440,7 @@ fn run(args: RunArgs) -> Result<()> {
         baselines: args.baselines,
         resume: !args.anew,
         most_seeds: if is_part { 0 } else { MOST_SEEDS },
+        add_within_s: args.hours * 3600.0,
     };
     let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
@@ -516,6 +527,9 @@ mod tests {
         assert!(error(&["--only", "swing-4, "]).contains("a cell without a name"));
         assert!(error(&["--only", "swing-4", "--seeds", "99"]).contains("--seeds is 99, swing-4 has 3"));
         assert!(error(&["--seeds", "0"]).contains("--seeds is 0, at least one"));
+        for hours in ["-1", "nan", "soon"] {
+            assert!(error(&["--hours", hours]).contains(hours), "{}", error(&["--hours", hours]));
+        }
         assert!(error(&["--threads", "0"]).contains("--threads <THREADS>'"), "{}", error(&["--threads", "0"]));
     }
 }

@@ -110,8 +110,10 @@ pub struct Suite {
     pub baselines: PathBuf,
     /// Whether files of `results` are used again.
     pub resume: bool,
-    /// A cell whose interval is wide gets as many.
+    /// A cell whose interval is wide gets as many, ...
     pub most_seeds: usize,
+    /// ... of which none is begun that would not have ended so many seconds after the start.
+    pub add_within_s: f64,
 }
 
 /// A cell, and its seeds to begin with.
@@ -209,6 +211,8 @@ impl Suite {
         {
             record.baselines = before.baselines;
             if before.binary == self.binary {
+                let added = before.seeds.iter().filter(|seed| !seeds.contains(seed));
+                record.seeds.extend(added.take(self.most_seeds.saturating_sub(seeds.len())));
                 record.flexcomm = before.flexcomm;
             }
         }
@@ -253,7 +257,6 @@ impl Suite {
                 record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
             }
         }
-        let best = record.baselines.best_fixed().context("no fixed setting ran")?.to_owned();
         let curves = self.library.curves(&cell.recipe(record.baselines.seeds[0]), &settings)?;
         record.baselines.add_lines(cell, &self.truth, &curves)?;
         record.baselines.add_phases(cell, &self.truth, &curves)?;
@@ -264,18 +267,46 @@ impl Suite {
             let random = random_script(cell, seed, record.baselines.counts_until(seed)?);
             self.adapt(record, seed, Decider::Random(random))?;
         }
-        while let Some(half) = self.wide(record) {
-            let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
-            eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
-            record.seeds.push(seed);
-            let few: Vec<_> = settings.iter().filter(|(name, _)| name == DENSE || *name == best).cloned().collect();
-            let curves = self.curves(cell, seed, &few)?;
-            for (setting, _) in &few {
-                record.baselines.add_fixed(cell, &self.truth, &curves, setting)?;
+        self.keep(record)
+    }
+
+    /// Adds seeds to the cells whose intervals are the widest, one after the other, while there is time.
+    fn narrow(&self, done: &Mutex<Vec<(f64, Record)>>, begun: Instant) {
+        while self.go_on().is_ok() {
+            let widest = {
+                let Ok(mut done) = done.lock() else { return };
+                let left_s = self.add_within_s - begun.elapsed().as_secs_f64();
+                let wide = |(at, (_, record)): (usize, &(f64, Record))| {
+                    let one = Job { cell: record.cell.clone(), seeds: vec![0] };
+                    Some((self.wide(record).filter(|_| one.size() <= left_s)?, at))
+                };
+                let widest = done.iter().enumerate().filter_map(wide).max_by(|a, b| a.0.total_cmp(&b.0));
+                widest.map(|(half, at)| (half, done.swap_remove(at)))
+            };
+            let Some((half, (size, mut record))) = widest else { return };
+            if let Err(error) = unless_panicked(|| self.add_seed(half, &mut record)) {
+                record.fail(format!("{error:#}"));
             }
-            self.adapt(record, seed, Decider::Flexcomm)?;
-            self.adapt_oracle(record, cell, seed)?;
+            let Ok(mut done) = done.lock() else { return };
+            done.push((size, record));
         }
+    }
+
+    /// A further seed of a cell, of dense, the best fixed setting, flexcomm and the oracle.
+    fn add_seed(&self, half: f64, record: &mut Record) -> Result<()> {
+        let seed = 1 + record.seeds.iter().max().copied().unwrap_or(0);
+        let cell = Cell { name: record.name.clone(), ..record.cell.clone() };
+        let best = record.baselines.best_fixed().context("no fixed setting ran")?.to_owned();
+        eprintln!("{}: its interval is ±{half:.2}, seed {seed} is added", cell.name);
+        let mut few = fixed::settings(cell.momentum);
+        few.retain(|(name, _)| name == DENSE || *name == best);
+        let curves = self.curves(&cell, seed, &few)?;
+        for (setting, _) in &few {
+            record.baselines.add_fixed(&cell, &self.truth, &curves, setting)?;
+        }
+        self.adapt(record, seed, Decider::Flexcomm)?;
+        self.adapt_oracle(record, &cell, seed)?;
+        record.seeds.push(seed);
         self.keep(record)
     }
 
@@ -292,7 +323,8 @@ impl Suite {
 
     /// Half of the width of a cell's interval where that asks for another seed.
     fn wide(&self, record: &Record) -> Option<f64> {
-        if record.seeds.len() >= self.most_seeds || record.flexcomm.iter().any(|run| run.error.is_some()) {
+        let failed = record.error.is_some() || record.flexcomm.iter().any(|run| run.error.is_some());
+        if failed || record.seeds.len() >= self.most_seeds {
             return None;
         }
         let ratios = record.ratios(&record.flexcomm, record.baselines.best_fixed()?);
@@ -341,7 +373,7 @@ impl Suite {
         self.keep(record)
     }
 
-    /// All jobs, the longest first, by so many threads.
+    /// All jobs, the longest first, by so many threads; then further seeds of those that need them.
     pub fn all(&self, jobs: &[Job], threads: NonZeroUsize) -> Vec<Record> {
         let mut sorted: Vec<&Job> = jobs.iter().collect();
         sorted.sort_by(|a, b| b.size().total_cmp(&a.size()));
@@ -361,6 +393,7 @@ impl Suite {
                 let minutes = elapsed * (1.0 - share) / share / 60.0;
                 eprintln!("[{number}/{count}] {}: {outcome}, {seconds:.0} s; {minutes:.0} min left", job.cell.name);
             }
+            self.narrow(&done, begun);
         };
         let work = &work;
         std::thread::scope(|scope| (0..threads.get()).for_each(|number| drop(scope.spawn(move || work(number)))));
@@ -565,6 +598,7 @@ mod tests {
                 baselines: self.path("baselines"),
                 resume: true,
                 most_seeds: 0,
+                add_within_s: 60.0,
             }
         }
 
@@ -720,11 +754,20 @@ mod tests {
             Ok(AdaptiveRun { ends, losses: vec![2.0, 1.0, 0.5], accuracy: Some(0.9), ..AdaptiveRun::default() })
         };
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, ..world.suite() };
-        let record = whole(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }));
+        let all = |suite: &Suite, cell: Cell, seeds: &[u64]| {
+            let mut records = suite.all(&[Job { cell, seeds: seeds.to_vec() }], NonZeroUsize::MIN);
+            whole(records.pop().unwrap())
+        };
+        let hurried = Suite { add_within_s: 0.0, ..suite };
+        assert_eq!(all(&hurried, cell(), &[1, 2]).seeds, [1, 2], "there is no time for more");
+        let suite = Suite { add_within_s: 60.0, ..hurried };
+        let record = all(&suite, cell(), &[1, 2]);
         assert_eq!(record.seeds, [1, 2, 3, 4]);
         assert_eq!((record.flexcomm.len(), record.baselines.oracle.len(), record.baselines.random.len()), (4, 4, 2));
         assert_eq!(record.ratios(&record.flexcomm, TOP_K).len(), 4);
-        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record);
+        assert_eq!(suite.cell(&Job { cell: cell(), seeds: vec![1, 2] }), record, "they are there when it goes on");
+        let few = Suite { most_seeds: 0, ..suite };
+        assert_eq!(few.cell(&Job { cell: cell(), seeds: vec![1, 2] }).seeds, [1, 2], "more are not asked for");
         // The range of three is not wide, the interval of their mean is.
         let decided = |_: &Cell, _: &Coefficients, _: Arc<Data>, Wanted { seed, .. }: Wanted| {
             let step_s = [1.0, 1.04, 1.08][(seed as usize - 1) % 3] * 0.1;
@@ -734,9 +777,9 @@ mod tests {
         let stragglers = Stragglers { spread: 0.0, pause_share: 0.0, pause: 0.0 };
         let (results, even) = (world.path("even"), Cell { stragglers, ..cell() });
         let suite = Suite { decided: Box::new(decided), most_seeds: 4, results, ..world.suite() };
-        assert_eq!(whole(suite.cell(&Job { cell: even, seeds: vec![1, 2, 3] })).seeds, [1, 2, 3, 4]);
+        assert_eq!(all(&suite, even, &[1, 2, 3]).seeds, [1, 2, 3, 4]);
         // All the same: no further seed.
-        let suite = Suite { most_seeds: 4, ..world.suite() };
-        assert_eq!(whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).seeds, [1]);
+        let suite = Suite { most_seeds: 4, results: world.path("same"), ..world.suite() };
+        assert_eq!(all(&suite, cell(), &[1]).seeds, [1]);
     }
 }
