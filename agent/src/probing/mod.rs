@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// How often it is looked whether a link's report is due.
-pub const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Grants that wait for their turn; the controller gives one per node at a time.
 const MAX_WAITING: usize = 64;
 
