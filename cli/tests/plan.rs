@@ -104,7 +104,7 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
     let fast = text(&run(&["--params", "1M", "--workers", "2", "--latency", "1us", "--bandwidth", "400gbit"]));
     assert!(fast.contains("Dense is best here at any gain: compression would not pay."), "{fast}");
     assert!(fast.contains("At no gain would topk at 0.1") && !fast.contains("Break-even"), "{fast}");
-    let assumed = text(&on_network(&["--params", "25M", "--uncompensated", "1"]));
+    let assumed = text(&on_network(&["--params", "25M", "--exponent", "1"]));
     assert!(assumed.contains("Under the assumed gain c^0.6 dense is best here"), "{assumed}");
     assert!(assumed.contains("Break-even") && !assumed.contains("would not pay"), "{assumed}");
 }
@@ -228,7 +228,7 @@ fn kept_values_cost_what_their_type_says() {
 fn a_gain_above_the_break_even_beats_dense() {
     // Two workers, of whom allgather asks no more than AR-Topk does.
     let network = ["--workers", "2", "--latency", "1ms", "--bandwidth", "1gbit"];
-    let base = ["--params", "25.56M", "--compute", "50ms", "--crs", "0.1", "--uncompensated", "1"];
+    let base = ["--params", "25.56M", "--compute", "50ms", "--crs", "0.1", "--exponent", "1"];
     let run = |more: &[&str]| run(&[&network[..], &base, more].concat());
     let answer = json(&run(&["--json"]));
     let costs = answer["costs"].as_array().unwrap();
@@ -270,6 +270,10 @@ fn without_a_compute_time_the_answer_says_from_which_on_dense_is_best() {
 
     let at = words.iter().position(|word| *word == "--compute").unwrap();
     let answer = json(&run(&[&words[..at], &words[at + 2..]].concat()));
+    assert_ne!(answer["choice"]["compressor"], "none");
+    assert!(answer["assumed"].to_string().contains("or more, dense is best: give --compute"), "{answer}");
+    let fast = ["--params", "25.56M", "--workers", "8", "--latency", "10us", "--bandwidth", "400gbit", "--json"];
+    let answer = json(&run(&fast));
     assert_eq!(answer["choice"]["compressor"], "none");
     assert!(answer["assumed"].to_string().contains("with any, dense is best all the more"), "{answer}");
     let slower = ["--params", "25.56M", "--workers", "8", "--latency", "1ms", "--bandwidth", "5gbit"];
@@ -611,7 +615,7 @@ fn bad_numbers_are_refused_by_name() {
         ("--compute", "nans", "nans"),
         ("--overlap", "0.5", "overlap"),
         ("--gain-floor", "2", "gain floor"),
-        ("--uncompensated", "1.5", "uncompensated share"),
+        ("--exponent", "1.5", "exponent"),
         ("--policy", "best", "best"),
         ("--buckets", "0", "--buckets is 0, allowed are 1 to 60"),
         ("--buckets", "61", "--buckets is 61"),

@@ -238,9 +238,10 @@ fn hint(nearest: &Option<String>, known: &str) -> String {
 }
 
 /// What an absent key means: TOML has no word for nothing.
-const UNSET: [(&str, &str); 2] = [
+const UNSET: [(&str, &str); 3] = [
     ("compressor_times", "\"times.json\"  # unset: times that were measured on a server CPU"),
     ("planner.compressors", "[\"topk\", \"lwtopk\", \"mstopk\"]  # unset: all that the job offers"),
+    ("planner.policy.exponent", "0.24  # unset: as the momentum of the job's optimizer has it"),
 ];
 
 impl RawConfig {
@@ -264,13 +265,16 @@ impl RawConfig {
         let mut text = toml::to_string(self).map_err(syntax)?;
         let all = serde_json::to_value(self).map_err(syntax)?;
         for (key, meaning) in UNSET {
-            match key.split_once('.') {
-                None if all[key].is_null() => text = format!("# {key} = {meaning}\n{text}"),
-                Some((section, name)) if all[section][name].is_null() => {
+            // What is not there at all belongs to another policy.
+            if all.pointer(&format!("/{}", key.replace('.', "/"))).is_none_or(|value| !value.is_null()) {
+                continue;
+            }
+            match key.rsplit_once('.') {
+                None => text = format!("# {key} = {meaning}\n{text}"),
+                Some((section, name)) => {
                     let header = format!("[{section}]\n");
                     text = text.replacen(&header, &format!("{header}# {name} = {meaning}\n"), 1);
                 }
-                _ => {}
             }
         }
         Ok(text)

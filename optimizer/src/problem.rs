@@ -1,6 +1,7 @@
 //! What a strategy would cost here and now: the objectives (t_comp, t_sync, 1/gain) and the step time.
 
 use crate::prior::{assumed_bytes, prior_gain, selected_by_one};
+use crate::quality::delay;
 use crate::terms::Paths;
 use crate::{CoefficientBook, Load, Profile, Quality, Terms, Times, dense_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
@@ -61,8 +62,7 @@ impl Evaluated {
 
     /// What it leaves of the gradient.
     pub fn quality(&self) -> Quality {
-        let has_error_feedback = self.strategy.spec().memory().is_some();
-        Quality { gain: self.gain, variance: self.variance, has_error_feedback }
+        Quality { gain: self.gain, variance: self.variance, delay: delay(self.strategy.spec()) }
     }
 }
 

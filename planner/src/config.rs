@@ -243,7 +243,7 @@ impl Config {
         share("trial_iterations", f64::from(self.trial_iterations), 1.0, 1000.0, "1 to 1000")?;
         if let PolicyConfig::TimeToQuality(policy) = &self.policy {
             share("policy.gain_floor", policy.gain_floor, 0.0, 1.0, "0 to 1")?;
-            share("policy.uncompensated", policy.uncompensated, 0.0, 1.0, "0 to 1")?;
+            share("policy.exponent", policy.exponent(), 0.0, 1.0, "0 to 1")?;
         }
         if self.selections.is_empty() {
             let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
@@ -319,8 +319,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_by_name() {
-        let lost =
-            |uncompensated| PolicyConfig::TimeToQuality(TimeToQuality { uncompensated, ..TimeToQuality::default() });
+        let lost = |p| PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(p), ..TimeToQuality::default() });
         let only = |text: &str| Config { compressors: Some(vec![text.parse().unwrap()]), ..Config::default() };
         for (key, config) in [
             ("hysteresis", Config { hysteresis: f64::NAN, ..Config::default() }),
@@ -328,8 +327,8 @@ mod tests {
             ("link_change", Config { link_change: 0.0, ..Config::default() }),
             ("crs", Config { crs: vec![], ..Config::default() }),
             ("crs", Config { crs: vec![CompressionRatio::DENSE], ..Config::default() }),
-            ("policy.uncompensated", Config { policy: lost(1.5), ..Config::default() }),
-            ("policy.uncompensated", Config { policy: lost(f64::NAN), ..Config::default() }),
+            ("policy.exponent", Config { policy: lost(1.5), ..Config::default() }),
+            ("policy.exponent", Config { policy: lost(f64::NAN), ..Config::default() }),
             ("least_steps", Config { least_steps: 0, ..Config::default() }),
             ("compressors", Config { compressors: Some(vec![]), ..Config::default() }),
             ("compressors", only("topk(k=*)")),

@@ -160,8 +160,8 @@ impl Core {
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
     /// to decide among in place of the default ones, which stay on request. What compressing takes is measured on the CUDA device of
-    /// this number, if one is given.
-    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None))]
+    /// this number, if one is given. `momentum` is the optimizer's, if it has one.
+    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None))]
     fn connect(
         &self,
         py: Python<'_>,
@@ -170,6 +170,7 @@ impl Core {
         collectives: Vec<String>,
         candidates: Option<Vec<String>>,
         ordinal: Option<u32>,
+        momentum: Option<f64>,
     ) -> PyResult<()> {
         guard(py, || {
             if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
@@ -186,6 +187,7 @@ impl Core {
                 rank: session.rank.0,
                 world: session.world,
                 gradient_values: all.values() as u64,
+                momentum,
                 backend,
                 codecs,
                 collectives,

@@ -46,3 +46,16 @@ def test_one_group_or_none_has_one_rate():
     one = object()
     assert rates.Rates(None).of([id(one)]) == [0.0]
     assert rates.Rates(SimpleNamespace(param_groups=[{"params": [one], "lr": 0.5}])).of([id(one)]) == [0.5]
+
+
+def test_the_largest_momentum_of_all_groups_counts():
+    def momentum(*groups):
+        return rates.Rates(SimpleNamespace(param_groups=list(groups))).momentum()
+
+    assert momentum({"momentum": 0.9}, {"momentum": 0.5}) == 0.9
+    assert momentum({"momentum": 0}) == 0.0
+    assert momentum({"betas": (0.95, 0.999)}) == 0.95
+    assert momentum({"lr": 0.1}) is None, "an optimizer that has none"
+    assert momentum({"momentum": 1.5}) is None, "what the controller would refuse"
+    assert momentum({"momentum": None}, {"betas": ()}, {"betas": 0.9}) is None, "an optimizer with names of its own"
+    assert rates.Rates(None).momentum() is None

@@ -229,11 +229,11 @@ impl Raw {
             collectives: self.job.collectives.unwrap_or_else(known),
             ..Offer::default()
         };
-        // What is lost is what the planner assumes.
-        let uncompensated = self.planner.policy.time_to_quality().uncompensated;
+        // Delay costs what the planner assumes.
+        let exponent = self.planner.policy.time_to_quality().exponent();
         let (ranks, oddities, noise) = (self.job.ranks, self.odd_rank, self.noise);
         let setup = Setup {
-            world: World { model, ranks, oddities, noise, uncompensated },
+            world: World { model, ranks, oddities, noise, exponent },
             schedule: self.network.check()?,
             config: self.planner,
             offer,

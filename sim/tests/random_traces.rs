@@ -21,7 +21,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         ranks: rng.random_range(2..=16),
         oddities: vec![],
         noise,
-        uncompensated: rng.random_range(0.02..=1.0),
+        exponent: rng.random_range(0.02..=1.0),
     };
     let offer = Offer {
         codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),

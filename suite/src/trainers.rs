@@ -192,6 +192,7 @@ impl<'a> Trainers<'a> {
             Hello {
                 run: Some(self.run),
                 gradient_values: (lab.gradient_values as f64 * factor).round() as u64,
+                momentum: Some(self.cell.momentum.into()),
                 backend: BACKEND.to_owned(),
                 codecs: lab.codecs.into_iter().filter(is_known).collect(),
                 collectives: COLLECTIVES.map(Into::into).to_vec(),

@@ -115,12 +115,15 @@ impl ReportBody {
 impl JobSeen {
     /// Checks every value.
     pub fn check(&self) -> Result<(), BadValue> {
-        let Self { rank, world, gradient_values, codecs, collectives, .. } = self;
+        let Self { rank, world, gradient_values, momentum, codecs, collectives, .. } = self;
         if !(1..=MAX_WORLD).contains(world) || rank >= world {
             return bad(format!("rank {rank} of {world}: allowed are 1 to {MAX_WORLD} ranks, numbered from 0"));
         }
         if !(1..=MAX_INTEGER).contains(gradient_values) {
             return bad(format!("gradient_values is {gradient_values}, allowed is 1 to 2^53"));
+        }
+        if let Some(momentum) = momentum.filter(|momentum| !(0.0..1.0).contains(momentum)) {
+            return bad(format!("momentum is {momentum}, allowed is 0 to below 1"));
         }
         if codecs.len() > MAX_NAMES || collectives.len() > MAX_NAMES {
             return bad(format!(
@@ -315,18 +318,31 @@ mod tests {
         assert!(steps(vec![]).check().is_err());
     }
 
-    fn seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> Checked {
-        let seen = JobSeen {
+    fn job_seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> JobSeen {
+        JobSeen {
             run: None,
             job: JobId::new("j").unwrap(),
             rank: 0,
             world: 2,
             gradient_values: 1000,
+            momentum: None,
             backend: "gloo".into(),
             codecs,
             collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
-        };
-        seen.check()
+        }
+    }
+
+    fn seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> Checked {
+        job_seen(codecs, collectives).check()
+    }
+
+    #[test]
+    fn a_momentum_that_no_optimizer_has_is_rejected() {
+        let with = |momentum| JobSeen { momentum: Some(momentum), ..job_seen(vec![], &["dense-ring"]) }.check();
+        assert_eq!((with(0.0), with(0.999)), (Ok(()), Ok(())));
+        for bad in [1.0, -0.1, f64::NAN, f64::INFINITY] {
+            assert!(with(bad).unwrap_err().0.contains("momentum"), "{bad}");
+        }
     }
 
     #[test]

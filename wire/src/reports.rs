@@ -208,6 +208,10 @@ pub struct JobSeen {
     pub world: u32,
     /// Values in the fused gradient; M is 4 times that for fp32.
     pub gradient_values: u64,
+    /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
+    /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
     /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: coefficients are fitted per backend.
     pub backend: String,
     /// The compressors it has, with their real wire sizes.

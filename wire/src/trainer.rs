@@ -21,6 +21,10 @@ pub struct Hello {
     pub world: u32,
     /// Values in the fused gradient.
     pub gradient_values: u64,
+    /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
+    /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
     /// What moves the bytes.
     pub backend: String,
     /// The compressors it has.

@@ -479,6 +479,7 @@ pub(super) mod tests {
             rank,
             world,
             gradient_values: 1000,
+            momentum: None,
             backend: hello.backend,
             codecs: vec![],
             collectives: vec![],

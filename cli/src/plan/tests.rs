@@ -73,7 +73,7 @@ fn dense_is_best_from_the_named_compute_time_on() {
         "64 --latency 50us --bandwidth 2gbit",
     ];
     for (network, more) in
-        networks.iter().flat_map(|n| ["", " --overlap 3", " --uncompensated 0.5", " --gain-floor 0.15"].map(|m| (n, m)))
+        networks.iter().flat_map(|n| ["", " --overlap 3", " --exponent 0.5", " --gain-floor 0.15"].map(|m| (n, m)))
     {
         let words = format!("--params 25M --workers {network}{more}");
         let said = plan(&words).unwrap();
@@ -90,7 +90,7 @@ fn dense_is_best_from_the_named_compute_time_on() {
             );
         }
     }
-    let lossless = plan("--params 25M --workers 8 --latency 1ms --bandwidth 1gbit --uncompensated 0").unwrap();
+    let lossless = plan("--params 25M --workers 8 --latency 1ms --bandwidth 1gbit --exponent 0").unwrap();
     assert!(about_compute(&lossless).ends_with("give it for real step times"), "{:?}", lossless.assumed);
 }
 

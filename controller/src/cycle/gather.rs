@@ -94,7 +94,10 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
-        config: app.config.planner.clone(),
+        config: flexcomm_planner::Config {
+            policy: app.config.planner.policy.of_momentum(job.momentum),
+            ..app.config.planner.clone()
+        },
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
     });
     let trial = ended(&trials, &reports);

@@ -473,6 +473,7 @@ mod tests {
             rank,
             world,
             gradient_values: 10,
+            momentum: None,
             backend: "x".into(),
             codecs: vec![],
             collectives: vec!["dense-ring".into()],

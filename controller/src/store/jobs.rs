@@ -27,6 +27,8 @@ pub struct JobRow {
     pub world: u32,
     /// Values in the fused gradient.
     pub gradient_values: u64,
+    /// Of the optimizer; `None` where the trainers do not say.
+    pub momentum: Option<f64>,
     /// What moves the bytes.
     pub backend: String,
     /// When its first rank was seen.
@@ -101,7 +103,7 @@ pub struct RankRow {
 
 row! {
     JobRow {
-        job, run, world, gradient_values, backend, created: created_us, ended: ended_us, earlier: first_version, loss,
+        job, run, world, gradient_values, momentum, backend, created: created_us, ended: ended_us, earlier: first_version, loss,
         accuracy; how by ended_how, kinds by policy_kinds
     }
 }
@@ -248,14 +250,16 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
     for text in FORGET_RUN {
         sql!(operation, text, job).execute(&mut *db).await?;
     }
-    let text = "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+    let text = "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial, momentum)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         ON CONFLICT (job) DO UPDATE SET world = excluded.world, gradient_values = excluded.gradient_values,
-            backend = excluded.backend, created_us = excluded.created_us, run = excluded.run,
+            momentum = excluded.momentum, backend = excluded.backend, created_us = excluded.created_us, run = excluded.run,
             first_version = excluded.first_version, first_trial = excluded.first_trial,
             ended_us = NULL, ended_how = NULL, loss = NULL, accuracy = NULL";
     let (world, values, backend) = (seen.world, seen.gradient_values, &seen.backend);
-    sql!(operation, text, job, world, values, backend, now, seen.run, version, trial).execute(&mut *db).await?;
+    sql!(operation, text, job, world, values, backend, now, seen.run, version, trial, seen.momentum)
+        .execute(&mut *db)
+        .await?;
     forget_oldest(db).await
 }
 

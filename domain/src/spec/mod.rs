@@ -297,6 +297,12 @@ impl CompressorSpec {
         CompressionRatio::new(self.values.number(self.place_of_k()?)).ok().filter(|ratio| !ratio.is_dense())
     }
 
+    /// Columns of the factors that a matrix is sent as; none where it is not.
+    pub fn rank(&self) -> Option<u64> {
+        let place = self.compressor.params.iter().position(|param| param.name == "rank")?;
+        Some(self.values.number(place) as u64)
+    }
+
     /// The same with another k; unchanged where no share is kept.
     fn with_k(mut self, k: f64) -> Self {
         if let (Some(place), Some(_)) = (self.place_of_k(), self.ratio()) {

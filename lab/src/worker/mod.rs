@@ -174,7 +174,11 @@ pub fn train(args: Args, surroundings: Surroundings) -> Result<Ended> {
     let hashes = hashes::HashLog::new(args.hash_log.as_deref())?;
     let length = args.length(data.total);
     let mesh = Mesh::connect(listener, &config, stop).context("bring the job's ranks together")?;
-    let hello = flexcomm_wire::Hello { run: Some(mesh.run()), ..report::hello(&args.job, rank, world, &layers) };
+    let hello = flexcomm_wire::Hello {
+        run: Some(mesh.run()),
+        momentum: Some(args.momentum.into()),
+        ..report::hello(&args.job, rank, world, &layers)
+    };
     let mut reporter = Reporter::new(args.job.clone(), rank);
     if let Some(socket) = &args.socket {
         reporter.connect(Client::start(socket, hello).context("start the agent's client")?);

@@ -11,7 +11,7 @@ pub use knee::Knee;
 pub use time_to_quality::TimeToQuality;
 pub use weights::Weights;
 
-use crate::Evaluated;
+use crate::{Evaluated, exponent_of};
 use flexcomm_domain::{Invalid, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -128,6 +128,16 @@ impl PolicyConfig {
         match self {
             Self::TimeToQuality(p) => *p,
             Self::Knee(_) | Self::Weights(_) => TimeToQuality::default(),
+        }
+    }
+
+    /// The same for a job whose optimizer has this momentum, where it does not say itself what delay costs.
+    pub fn of_momentum(&self, momentum: Option<f64>) -> Self {
+        match self {
+            Self::TimeToQuality(p) => {
+                Self::TimeToQuality(TimeToQuality { exponent: p.exponent.or(Some(exponent_of(momentum))), ..*p })
+            }
+            other => other.clone(),
         }
     }
 

@@ -28,7 +28,7 @@ fn solve(millions: f64, compute_s: f64, net: (f64, f64), config: &PolicyConfig) 
 }
 
 /// Without error feedback: what is not sent is lost.
-const LOST: TimeToQuality = TimeToQuality { gain_floor: 0.05, uncompensated: 1.0 };
+const LOST: TimeToQuality = TimeToQuality { gain_floor: 0.05, exponent: Some(1.0) };
 
 const FAST: (f64, f64) = (1e-3, 25e9);
 const SLOW: (f64, f64) = (50e-3, 1e9);
@@ -130,10 +130,11 @@ fn scores_are_in_fixed_units() {
     let weights = Weights { comp: 1.0, sync: 2.0, inverse_gain_s: 0.5 };
     assert_eq!(weights.score(&c, Seconds::ZERO), Some(2.0 * 0.3 + 0.5 * 4.0));
     assert_eq!(LOST.score(&c, Seconds::ZERO), Some(0.3 * (1.0 / 0.2)), "without error feedback: time per gain");
-    assert_eq!(TimeToQuality::default().score(&c, Seconds::ZERO), Some(0.3 * (0.9 + 0.1 / 0.2)));
+    let by_delay = TimeToQuality { exponent: Some(0.5), ..TimeToQuality::default() };
+    assert_eq!(by_delay.score(&c, Seconds::ZERO), Some(0.3 * 0.2f64.powf(-0.5)));
 }
 
-const COMPENSATED: Quality = Quality { gain: Gain::FULL, variance: 0.0, has_error_feedback: true };
+const COMPENSATED: Quality = Quality { gain: Gain::FULL, variance: 0.0, delay: Some(1.0) };
 
 fn compensated(gain: f64) -> Quality {
     Quality { gain: Gain::new(gain).unwrap(), ..COMPENSATED }
@@ -141,11 +142,11 @@ fn compensated(gain: f64) -> Quality {
 
 #[test]
 fn at_the_break_even_gain_both_are_worth_the_same() {
-    for uncompensated in [0.02, 0.1, 0.5, 1.0] {
-        let policy = TimeToQuality { uncompensated, ..TimeToQuality::default() };
+    for exponent in [0.02, 0.1, 0.5, 1.0] {
+        let policy = TimeToQuality { exponent: Some(exponent), ..TimeToQuality::default() };
         for t in [0.01, 0.05, 0.0999] {
             let worth = policy.seconds(t, &compensated(policy.break_even(t, &COMPENSATED, 0.1).unwrap()));
-            assert!((worth / 0.1 - 1.0).abs() < 1e-12, "{uncompensated}, {t}: {worth}");
+            assert!((worth / 0.1 - 1.0).abs() < 1e-12, "{exponent}, {t}: {worth}");
         }
         assert!((policy.break_even(0.1, &COMPENSATED, 0.1).unwrap() - 1.0).abs() < 1e-12);
         assert_eq!(policy.break_even(0.11, &COMPENSATED, 0.1), None, "slower than dense is never better");
@@ -215,7 +216,7 @@ proptest! {
         let configs = [
             PolicyConfig::Weights(Weights { comp, sync, inverse_gain_s: gain_s }),
             PolicyConfig::Knee(Knee { unit_s: unit }),
-            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, uncompensated: unit }),
+            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, exponent: Some(unit) }),
         ];
         for config in configs {
             let choice = config.policy().choose(&all, &front, Seconds::ZERO);
@@ -245,7 +246,7 @@ fn at_the_compute_time_from_which_on_dense_is_best_both_are_worth_the_same() {
     }
     assert_eq!(policy.dense_from(0.09, &compensated(0.2), 0.1, 1.0), 0.0, "dense is best without any");
     assert_eq!(policy.dense_from(0.0, &compensated(0.2), 0.0, 1.0), 0.0);
-    let lossless = TimeToQuality { uncompensated: 0.0, ..policy };
+    let lossless = TimeToQuality { exponent: Some(0.0), ..policy };
     assert_eq!(lossless.dense_from(0.05, &compensated(0.2), 0.1, 2.0), f64::INFINITY);
 }
 

@@ -1,8 +1,8 @@
 //! `time-to-quality`: least time for the progress of a dense step, with gain at or above a floor.
 
 use super::Policy;
-use crate::{Evaluated, Quality};
-use flexcomm_domain::{Gain, Seconds};
+use crate::{Evaluated, Quality, exponent_of};
+use flexcomm_domain::Seconds;
 use serde::{Deserialize, Serialize};
 
 /// Least step time times the steps it takes, see [`Quality::steps`].
@@ -11,24 +11,28 @@ use serde::{Deserialize, Serialize};
 pub struct TimeToQuality {
     /// Candidates that keep less are not eligible.
     pub gain_floor: f64,
-    /// Share of the work, 0 to 1, that error feedback does not make up for. 1: what a step does not send is lost, and
-    /// a step that keeps half the gradient's energy is worth half a step. 0: nothing is lost by sending later.
-    pub uncompensated: f64,
+    /// Exponent p of gain^-p, the steps that make the progress of a dense one under error feedback; 0 to 1. 1: a step that keeps
+    /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: as the job's optimizer has
+    /// it, see [`crate::exponent_of`].
+    pub exponent: Option<f64>,
 }
 
 impl Default for TimeToQuality {
-    /// A floor of 0.05: below it, one step in twenty does a dense step's work and noise dominates. 0.1 of the work is
-    /// not made up for: two to five times what was measured (ARCHITECTURE.md), since quality that was lost is dearer
-    /// to the user than time.
+    /// A floor of 0.05: below it, one step in twenty does a dense step's work and noise dominates.
     fn default() -> Self {
-        Self { gain_floor: 0.05, uncompensated: 0.1 }
+        Self { gain_floor: 0.05, exponent: None }
     }
 }
 
 impl TimeToQuality {
+    /// The exponent that counts.
+    pub fn exponent(&self) -> f64 {
+        self.exponent.unwrap_or_else(|| exponent_of(None))
+    }
+
     /// Seconds for the progress of one dense step, by steps of `t_step` seconds.
     pub fn seconds(&self, t_step: f64, quality: &Quality) -> f64 {
-        t_step * quality.steps(self.uncompensated)
+        t_step * quality.steps(self.exponent())
     }
 
     /// The least gain at which a step of `t_step` seconds, otherwise of this quality, is worth as much as a dense one of
@@ -38,10 +42,8 @@ impl TimeToQuality {
             let draws = (1.0 / quality.gain.get() - 1.0) / quality.variance;
             return (t_step <= dense).then(|| 1.0 / (1.0 + (dense / t_step - 1.0) * draws));
         }
-        let lost = quality.lost(self.uncompensated);
-        let full = self.seconds(t_step, &Quality { gain: Gain::FULL, ..*quality });
-        let left = dense - (1.0 - lost) * full;
-        (full <= dense && left > 0.0).then(|| lost * full / left)
+        let exponent = quality.exponent(self.exponent());
+        (0.0 < t_step && t_step <= dense).then(|| (t_step / dense).powf(1.0 / exponent))
     }
 
     /// Seconds of computing from which on a dense step is the better one, for a step that communicates for `t` seconds at
@@ -54,7 +56,7 @@ impl TimeToQuality {
         }
         // Both sides in units of the dense step, so that tiny times do not underflow.
         let saved = 1.0 - (worth / dense).powf(overlap);
-        dense * (saved / (quality.steps(self.uncompensated).powf(overlap) - 1.0)).powf(1.0 / overlap)
+        dense * (saved / (quality.steps(self.exponent()).powf(overlap) - 1.0)).powf(1.0 / overlap)
     }
 }
 

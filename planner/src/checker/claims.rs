@@ -207,7 +207,7 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
     if effective(before) < policy.gain_floor {
         return;
     }
-    let worth = |a: &Alternative| costs::worth(s, &a.strategy, (a.t_step_s, a.gain.get()), policy.uncompensated);
+    let worth = |a: &Alternative| costs::worth(s, &a.strategy, (a.t_step_s, a.gain.get()), policy.exponent());
     found.expect(worth(chosen) < worth(before), "worse", || {
         format!("{} s for a dense step's progress, the one in force {} s", worth(chosen), worth(before))
     });
@@ -215,7 +215,11 @@ pub(super) fn worth(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut F
 
 /// What counts against a floor: of an unbiased compressor without error feedback its noise.
 fn effective(a: &Alternative) -> f64 {
-    if a.variance > 0.0 { 1.0 / (1.0 + a.variance) } else { a.gain.get() }
+    match a.strategy.spec().memory() {
+        _ if a.variance > 0.0 => 1.0 / (1.0 + a.variance),
+        Some(_) => a.gain.get().powf(costs::kind(&a.strategy)),
+        None => a.gain.get(),
+    }
 }
 
 /// What is chosen anew keeps more than the floor by the margin, of the odds, as long as something else does.

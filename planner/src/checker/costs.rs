@@ -138,16 +138,21 @@ pub(super) fn extremes(matrix: &LinkMatrix) -> ((f64, f64), (f64, f64)) {
     })
 }
 
-/// Seconds for the progress of a dense step when error feedback does not make up for the share `lost` of what a step does not
-/// keep. Without it all of that is lost; of an unbiased compressor nothing is, and its noise counts.
-pub(super) fn worth(s: &Snapshot, strategy: &Strategy, (t_step_s, gain): (f64, f64), lost: f64) -> f64 {
+/// Seconds for the progress of a dense step when under error feedback it takes gain^-p steps, of factors of rank r gain^(-0.5 p/r).
+/// Without a memory p is 1; of an unbiased compressor nothing is lost, and its noise counts.
+pub(super) fn worth(s: &Snapshot, strategy: &Strategy, (t_step_s, gain): (f64, f64), p: f64) -> f64 {
     let spec = strategy.spec();
-    let extra = match spec.memory() {
-        Some(_) => lost * (1.0 / gain - 1.0),
-        None if spec.is_unbiased_without_memory() => noise(s, strategy, gain),
-        None => 1.0 / gain - 1.0,
+    let steps = match spec.memory() {
+        Some(_) => (-p * kind(strategy) * gain.ln()).exp(),
+        None if spec.is_unbiased_without_memory() => 1.0 + noise(s, strategy, gain),
+        None => 1.0 / gain,
     };
-    t_step_s * (1.0 + extra)
+    t_step_s * steps
+}
+
+/// By what p is multiplied for a strategy with error feedback.
+pub(super) fn kind(strategy: &Strategy) -> f64 {
+    strategy.spec().rank().map_or(1.0, |rank| 0.5 / rank as f64)
 }
 
 /// The relative variance of the mean that an unbiased compressor of this gain adds without error feedback.

@@ -143,20 +143,20 @@ fn worse_than_dense(s: &Snapshot, outcome: &Outcome, (strategy, m): (&Strategy, 
     let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
     let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
     let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
-    costs::worth(s, strategy, (m.t_step.get(), m.gain.get()), uncompensated(s)) > fastest
+    costs::worth(s, strategy, (m.t_step.get(), m.gain.get()), exponent(s)) > fastest
 }
 
 fn keeps_less_than_promised(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
     let Some(promise) = s.memory.promise.filter(|p| p.version == m.version) else { return false };
-    let worth = |gain: f64| costs::worth(s, strategy, (m.t_step.get(), gain), uncompensated(s));
+    let worth = |gain: f64| costs::worth(s, strategy, (m.t_step.get(), gain), exponent(s));
     worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin - TOLERANCE)
 }
 
-/// The share of what compression drops that the guard takes for lost.
-fn uncompensated(s: &Snapshot) -> f64 {
+/// p of gain^-p by which the guard counts what compression delays.
+fn exponent(s: &Snapshot) -> f64 {
     match &s.config.policy {
-        PolicyConfig::TimeToQuality(policy) => policy.uncompensated,
-        // What the guard holds against policies that do not say how much.
-        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.1,
+        PolicyConfig::TimeToQuality(policy) => policy.exponent(),
+        // That of an optimizer whose momentum is not known.
+        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.24,
     }
 }

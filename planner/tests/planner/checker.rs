@@ -211,7 +211,7 @@ fn changes_that_are_not_worth_it() {
     // Chosen anew at a gain of 0.44: a floor of 0.43 is too near.
     for (floor, expected) in [(0.43, true), (0.38, false), (0.5, true)] {
         let (mut s, outcome, now) = good();
-        s.config.policy = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, uncompensated: 1.0 });
+        s.config.policy = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, exponent: Some(1.0) });
         let found = rules(&s, &outcome, now);
         assert_eq!(found.contains(&"floor"), expected, "{floor}: {found:?}");
     }

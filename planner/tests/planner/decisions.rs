@@ -323,7 +323,7 @@ fn an_announced_decision_is_waited_for_but_not_for_ever() {
 #[test]
 fn gain_that_moves_asks_for_a_trial_and_its_profile_is_solved_for() {
     let mut job = Job::new();
-    job.s.config.policy = "{\"name\":\"time-to-quality\",\"gain_floor\":0.05,\"uncompensated\":1.0}".parse_policy();
+    job.s.config.policy = "{\"name\":\"time-to-quality\",\"gain_floor\":0.05,\"exponent\":1.0}".parse_policy();
     job.network(0.001, 1e9);
     job.call();
     let chosen = job.strategy();

@@ -1,4 +1,4 @@
-"""Learning rates of the optimizer's groups, for memories that rescale their residual when these change."""
+"""What the optimizer's groups say: learning rates, for memories that rescale their residual when these change, and momentum."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class Rates:
             return [self._first]
         return [self._first, *(self._each.get(parameter, 0.0) for parameter in parameters)]
 
+    def momentum(self) -> float | None:
+        """The largest of any group: SGD's, or the decay of Adam's first moment. None where no group has one that is at least 0 and
+        below 1."""
+        found = [_momentum(group) for group in getattr(self._optimizer, "param_groups", [])]
+        return max((momentum for momentum in found if 0.0 <= momentum < 1.0), default=None)
+
     def _read(self) -> None:
         # A wrapper may show none: residuals are then not rescaled.
         groups = getattr(self._optimizer, "param_groups", [])
@@ -37,3 +43,11 @@ class Rates:
         several = len(rates) > 1
         self._each = {id(p): rate for group, rate in zip(groups, rates) for p in group["params"]} if several else None
         self._known = True
+
+
+def _momentum(group: dict[str, Any]) -> float:
+    try:
+        return float(group["momentum"] if "momentum" in group else group["betas"][0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        # An optimizer without one, or one that calls something else by these names.
+        return -1.0

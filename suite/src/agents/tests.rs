@@ -34,6 +34,7 @@ fn hello(rank: usize, world: usize) -> Hello {
         rank: rank as u32,
         world: world as u32,
         gradient_values: 1_000_000,
+        momentum: None,
         backend: "gloo".into(),
         codecs: ["topk", "fp16"].iter().map(codec).collect(),
         collectives: ["dense-ring", "allgather", "art-ring"].map(Into::into).to_vec(),

@@ -33,7 +33,7 @@ pub fn config(dir: &Path) -> RawConfig {
     config.cycle.tick_ms = 50;
     config.cycle.debounce_ms = 5;
     // What is not sent is lost: then dense is best on a fast network.
-    let lost = TimeToQuality { uncompensated: 1.0, ..TimeToQuality::default() };
+    let lost = TimeToQuality { exponent: Some(1.0), ..TimeToQuality::default() };
     config.planner.policy = PolicyConfig::TimeToQuality(lost);
     config.planner.dwell_s = s(0.05);
     config.planner.switch_cost_s = s(0.01);
@@ -244,6 +244,7 @@ impl Agent {
             rank: self.rank,
             world: WORLD,
             gradient_values: VALUES,
+            momentum: None,
             backend: "lab-tcp".into(),
             codecs: compressors.iter().map(codec).collect(),
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),

@@ -49,7 +49,7 @@ impl Job {
         // What a test says of the network is so from then on.
         s.config.links_settle_s = seconds(0.0);
         // Without error feedback's help ratios matter most, and what is best depends on the network.
-        let lost = TimeToQuality { uncompensated: 1.0, ..TimeToQuality::default() };
+        let lost = TimeToQuality { exponent: Some(1.0), ..TimeToQuality::default() };
         s.config.policy = PolicyConfig::TimeToQuality(lost);
         learn(&mut s, profile(0.12, 0.004));
         (s.profiles.measured_at, s.profiles.tried_at) = (Some(Timestamp(1)), Some(Timestamp(1)));

@@ -1,0 +1,2 @@
+-- Momentum of the optimizer, as its trainers say it; NULL where they do not.
+ALTER TABLE jobs ADD COLUMN momentum REAL;
