@@ -12,10 +12,7 @@ pub struct Meter {
     comp: Duration,
     /// Within the hook, so that backward waited for it.
     in_hook: Duration,
-    sync: Duration,
     blocked: Duration,
-    in_flight: u32,
-    flight_began: Instant,
     last_launch: Instant,
     last_done: Instant,
     bytes: f64,
@@ -31,10 +28,7 @@ impl Meter {
             began: now,
             comp: Duration::ZERO,
             in_hook: Duration::ZERO,
-            sync: Duration::ZERO,
             blocked: Duration::ZERO,
-            in_flight: 0,
-            flight_began: now,
             last_launch: now,
             last_done: now,
             bytes: 0.0,
@@ -62,22 +56,13 @@ impl Meter {
     /// A collective starts in which this rank sends so many bytes.
     pub fn launched(&mut self, bytes: f64) {
         self.last_launch = Instant::now();
-        if self.in_flight == 0 {
-            self.flight_began = self.last_launch;
-        }
-        self.in_flight += 1;
         self.bytes += bytes;
     }
 
     /// A collective has ended, for which the hook waited or not.
     pub fn landed(&mut self, hook_waited: bool) {
-        let now = Instant::now();
-        self.in_flight = self.in_flight.saturating_sub(1);
-        if self.in_flight == 0 {
-            self.sync += now - self.flight_began;
-        }
         if hook_waited {
-            self.blocked += now - self.last_launch;
+            self.blocked += self.last_launch.elapsed();
         }
     }
 
@@ -94,15 +79,11 @@ impl Meter {
         // What backward waited for after it had handed over its last bucket.
         let tail = self.last_done.saturating_duration_since(self.last_launch);
         let compute = step.saturating_sub(self.in_hook + self.blocked + tail);
-        let costs = Costs {
-            compute,
-            comp: self.comp,
-            sync: self.sync,
-            wait: None,
-            step,
-            bytes: self.bytes as u64,
-            energy: self.energy,
-        };
+        // What collectives took behind backward is no time that a smaller message would save.
+        let after = self.comp.saturating_sub(self.in_hook);
+        let sync = (self.blocked + tail).saturating_sub(after);
+        let costs =
+            Costs { compute, comp: self.comp, sync, wait: None, step, bytes: self.bytes as u64, energy: self.energy };
         *self = Self::new(now);
         costs
     }

@@ -411,29 +411,20 @@ impl<'a> Trainers<'a> {
     }
 }
 
-/// What a rank measures of a step, as the hook for torch does it (`python/src/meter.rs`): collectives are in flight from the moment when
-/// the first is handed over until none is that was not waited for, and ranks of several nodes share no clock by which to tell how long
-/// they waited for the last one.
+/// What a rank measures of a step, as the hook for torch does it (`python/src/meter.rs`): synchronisation is what backward waited for, and
+/// what came after its last bucket. Ranks of several nodes share no clock by which to tell how long they waited for the last one.
 fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Costs {
     let (script, began) = (&plan.step.ranks[rank], times.began);
-    let (mut in_flight, mut flight_began, mut last_launch) = (0, began, began);
-    let (mut sync, mut blocked, mut bytes) = (0.0, 0.0, 0.0);
+    let (mut last_launch, mut blocked, mut bytes) = (began, 0.0, 0.0);
     for (number, (what, &done)) in script.iter().zip(&times.done).enumerate() {
         match what {
             Do::Launch(collective) | Do::Wait(collective) if plan.step.collectives[*collective].group == CONTROL => {}
             Do::Launch(collective) => {
                 let rounds = &plan.step.collectives[*collective].program.ranks[rank];
                 bytes += rounds.iter().flat_map(|round| &round.sends).map(|send| send.bytes).sum::<f64>();
-                if in_flight == 0 {
-                    flight_began = done;
-                }
-                (in_flight, last_launch) = (in_flight + 1, done);
+                last_launch = done;
             }
             Do::Wait(_) => {
-                in_flight -= 1;
-                if in_flight == 0 {
-                    sync += done - flight_began;
-                }
                 if let Some(Do::Launch(_)) = script.get(number + 1) {
                     blocked += done - last_launch;
                 }
@@ -448,7 +439,7 @@ fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Cost
     Costs {
         compute: seconds(step - plan.compress - blocked - tail),
         comp: seconds(plan.compress + plan.decompress),
-        sync: seconds(sync),
+        sync: seconds(blocked + tail - plan.decompress),
         wait: None,
         step: seconds(step),
         bytes: bytes.round() as u64,
@@ -471,8 +462,7 @@ mod tests {
         Step { ranks: vec![scripts.to_vec(); 2], collectives: vec![collective; collectives] }
     }
 
-    /// Two buckets, handed over at 4 and 6 s, in flight together; the first is waited for until 7 s and decompressed until 7.5 s, the
-    /// second until 9 and 9.5 s.
+    /// Two buckets, handed over at 4 and 6 s; the first is waited for until 7 s and decompressed until 7.5 s, the second until 9 and 9.5 s.
     #[test]
     fn a_step_is_measured_as_the_hook_does() {
         let work = Do::Compute(0.0);
@@ -489,7 +479,7 @@ mod tests {
             // Of 8.75 s, 3.5 s waited behind backward, and one compressed.
             compute: seconds(4.25),
             comp: seconds(2.0),
-            sync: seconds(5.0),
+            sync: seconds(2.5),
             wait: None,
             step: seconds(8.75),
             bytes: 200,

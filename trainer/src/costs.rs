@@ -12,7 +12,7 @@ pub struct Costs {
     pub compute: Duration,
     /// Compress and decompress.
     pub comp: Duration,
-    /// In collectives, waiting for late ranks included.
+    /// In which the rank had nothing to do but wait for collectives, late ranks included.
     pub sync: Duration,
     /// The part of `sync` before the last rank entered; absent when the ranks do not share a clock.
     pub wait: Option<Duration>,

@@ -229,7 +229,8 @@ pub struct StepRecord {
     pub compute_us: f64,
     /// Compress and decompress.
     pub comp_us: f64,
-    /// From this rank's entry into the collective to its end, waiting for late ranks included.
+    /// In which this rank had nothing to do but wait for collectives, late ranks included: what they take behind backward does not
+    /// count.
     pub sync_us: f64,
     /// The part of `sync_us` before the last rank entered, where ranks can tell; the largest difference over
     /// the ranks of one step is the time of the collective proper.
