@@ -93,7 +93,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "time-to-quality", value_parser = parse_policy)]
     policy: PolicyConfig,
 
-    /// Least gain that time-to-quality accepts, 0 to 1; what keeps less is listed and not chosen. Default 0.05.
+    /// Least gain that time-to-quality accepts, 0 to 1 (of PowerSGD and GradZip of rank R, least gain^(0.5/R)); what keeps less is listed
+    /// and not chosen. Default 0.05.
     #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
     gain_floor: Option<f64>,
 
@@ -471,7 +472,7 @@ impl Plan {
             row.gain_source = gain_source(&self.problem, self.gain_per_bucket, &row.of.strategy);
             let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
             let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
-            row.break_even_gain = even.map(|gain| gain.max(policy.gain_floor));
+            row.break_even_gain = even.map(|gain| gain.max(quality.least_gain(policy.gain_floor)));
             row.t_quality_s = policy.seconds(t_step_s, &quality);
         }
     }

@@ -435,6 +435,10 @@ mod tests {
         let config = RawConfig::parse("[planner]\napply_patience_s = 7.0\nguard_patience_s = 8.0").unwrap();
         assert_eq!((config.planner.apply_timeout_s.get(), config.planner.guard_timeout_s.get()), (7.0, 8.0));
         assert!(RawConfig::parse("apply_patience_s = 7.0").is_err());
+        let gone = RawConfig::parse("[planner.policy]\nname = \"time-to-quality\"\nuncompensated = 0.1")
+            .unwrap_err()
+            .to_string();
+        assert!(gone.contains("uncompensated") && gone.contains("exponent"), "{gone}");
     }
 
     #[test]

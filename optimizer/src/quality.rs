@@ -42,8 +42,8 @@ impl Quality {
         if self.variance > 0.0 { 1.0 + self.variance } else { self.gain.get().powf(-self.exponent(exponent)) }
     }
 
-    /// The objective 1/gain that strategies compete by, whatever the policy: the steps as if nothing were made up for, which order
-    /// strategies of one kind as their gains do.
+    /// The objective 1/gain that strategies compete by, whatever the policy: the steps as if nothing were made up for. With error feedback
+    /// who has less of it takes fewer steps at any exponent.
     pub fn inverse_gain(&self) -> f64 {
         self.steps(1.0)
     }
@@ -51,6 +51,11 @@ impl Quality {
     /// The gain of which [`Self::inverse_gain`] is the inverse: what a least gain is compared with.
     pub fn effective_gain(&self) -> f64 {
         1.0 / self.inverse_gain()
+    }
+
+    /// The least gain of which [`Self::effective_gain`] is not below this floor.
+    pub fn least_gain(&self, floor: f64) -> f64 {
+        floor.powf(1.0 / self.exponent(1.0))
     }
 
     /// That of the law: 1 where nothing is sent later.
@@ -90,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fed_back_costs_its_share_and_what_is_not_costs_all() {
+    fn what_is_sent_later_costs_its_delay_and_what_is_not_costs_all() {
         let steps = |text: &str| of(text, 0.25, 8).steps(0.1);
         assert_eq!(steps("topk(k=0.1)+ef(vanilla)/allgather"), 4f64.powf(0.1));
         assert_eq!(steps("powersgd(rank=1)+ef(vanilla)/dense-ring"), 4f64.powf(0.05));
@@ -110,6 +115,16 @@ mod tests {
     }
 
     #[test]
+    fn the_least_gain_is_that_of_the_floor() {
+        for text in
+            ["topk(k=0.1)+ef(vanilla)/allgather", "powersgd(rank=4)+ef(vanilla)/dense-ring", "topk(k=0.1)/allgather"]
+        {
+            let least = of(text, 1.0, 8).least_gain(0.05);
+            assert!((of(text, least, 8).effective_gain() - 0.05).abs() < 1e-9, "{text}: {least}");
+        }
+    }
+
+    #[test]
     fn delay_costs_what_the_momentum_makes_of_it() {
         let p = |momentum| exponent_of(Some(momentum));
         assert!((p(0.0) - 0.08).abs() < 1e-12 && (p(0.9) - 0.24).abs() < 1e-12 && exponent_of(None) == p(0.9));
@@ -118,10 +133,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn more_ranks_and_more_gain_never_cost_more(gain in 0.01..1.0f64, ranks in 1usize..4096, u in 0.0..=1.0f64) {
+        fn more_ranks_and_more_gain_never_cost_more(gain in 0.01..1.0f64, ranks in 1usize..4096, p in 0.0..=1.0f64) {
             for text in ["qsgd(s=4)/allgather", "topk(k=0.1)/allgather", "topk(k=0.1)+ef(vanilla)/allgather"] {
                 let (less, more) = (of(text, gain, ranks), of(text, (gain * 1.5).min(1.0), ranks + 1));
-                prop_assert!(more.steps(u) <= less.steps(u) && less.steps(u) >= 1.0 && less.steps(u) <= less.inverse_gain());
+                prop_assert!(more.steps(p) <= less.steps(p) && less.steps(p) >= 1.0 && less.steps(p) <= less.inverse_gain());
             }
         }
     }

@@ -161,6 +161,7 @@ impl Core {
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
     /// to decide among in place of the default ones, which stay on request. What compressing takes is measured on the CUDA device of
     /// this number, if one is given. `momentum` is the optimizer's, if it has one.
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None))]
     fn connect(
         &self,

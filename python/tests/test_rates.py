@@ -55,7 +55,7 @@ def test_the_largest_momentum_of_all_groups_counts():
     assert momentum({"momentum": 0.9}, {"momentum": 0.5}) == 0.9
     assert momentum({"momentum": 0}) == 0.0
     assert momentum({"betas": (0.95, 0.999)}) == 0.95
-    assert momentum({"lr": 0.1}) is None, "an optimizer that has none"
+    assert momentum({"lr": 0.1}) == 0.0, "an optimizer that has none"
     assert momentum({"momentum": 1.5}) is None, "what the controller would refuse"
     assert momentum({"momentum": None}, {"betas": ()}, {"betas": 0.9}) is None, "an optimizer with names of its own"
     assert rates.Rates(None).momentum() is None

@@ -22,6 +22,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Where the suite's cells are, seen from the repository's root.
 const CELLS: &str = "suite/cells";
@@ -291,7 +292,6 @@ fn main() -> Result<()> {
     }
 }
 
-/// Ends the process as shells expect it after Ctrl-C.
 /// A number of hours that is not below 0.
 fn parse_hours(text: &str) -> Result<f64> {
     let hours: f64 = text.parse().with_context(|| format!("{text} is no number of hours"))?;
@@ -299,6 +299,7 @@ fn parse_hours(text: &str) -> Result<f64> {
     Ok(hours)
 }
 
+/// Ends the process as shells expect it after Ctrl-C.
 fn unless_stopped(result: Result<()>, stop: &AtomicBool) -> Result<()> {
     if stop.load(atomic::Ordering::Relaxed) {
         eprintln!("stopped; what is done is kept, the same command goes on from there");
@@ -415,6 +416,7 @@ fn provenance(cells: &[Cell], truth: &Coefficients, binary: String, incomplete: 
 }
 
 fn run(args: RunArgs) -> Result<()> {
+    let begun = Instant::now();
     let cells = Cell::read_all(&args.of.cells)?;
     let jobs = chosen(&cells, &args)?;
     let truth = truth(args.of.truth.as_deref())?;
@@ -430,7 +432,7 @@ fn run(args: RunArgs) -> Result<()> {
     let stop = flexcomm_signals::stop_or_end().context("failed to wait for Ctrl-C")?;
     let library = Library::new(args.of.curves, args.target.join("curves"), Shared::new(data), stop.clone());
     let is_part = args.quick || !args.only.is_empty() || args.seeds.is_some();
-    let suite = Suite {
+    let mut suite = Suite {
         truth,
         library,
         decided: Box::new(run::decided),
@@ -444,6 +446,7 @@ fn run(args: RunArgs) -> Result<()> {
     };
     let recipes = jobs.iter().flat_map(|job| job.seeds.iter().map(|seed| job.cell.recipe(*seed)));
     unless_stopped(train(recipes, &suite.library, threads), &stop)?;
+    suite.add_within_s -= begun.elapsed().as_secs_f64();
     let records = suite.all(&jobs, threads);
     unless_stopped(Ok(()), &stop)?;
     show(&args.target, &records, provenance)

@@ -270,7 +270,7 @@ impl Suite {
         self.keep(record)
     }
 
-    /// Adds seeds to the cells whose intervals are the widest, one after the other, while there is time.
+    /// Adds seeds to the cells that are done, to those with the widest intervals first, while there is time.
     fn narrow(&self, done: &Mutex<Vec<(f64, Record)>>, begun: Instant) {
         while self.go_on().is_ok() {
             let widest = {
@@ -284,11 +284,16 @@ impl Suite {
                 widest.map(|(half, at)| (half, done.swap_remove(at)))
             };
             let Some((half, (size, mut record))) = widest else { return };
-            if let Err(error) = unless_panicked(|| self.add_seed(half, &mut record)) {
-                record.fail(format!("{error:#}"));
+            let before = record.clone();
+            let added = unless_panicked(|| self.add_seed(half, &mut record));
+            if let Err(error) = &added {
+                eprintln!("{}: no seed is added: {error:#}", record.name);
             }
             let Ok(mut done) = done.lock() else { return };
-            done.push((size, record));
+            done.push((size, if added.is_ok() { record } else { before }));
+            if added.is_err() {
+                return;
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimeToQuality {
-    /// Candidates that keep less are not eligible.
+    /// Candidates whose [`Quality::effective_gain`] is below are not eligible.
     pub gain_floor: f64,
     /// Exponent p of gain^-p, the steps that make the progress of a dense one under error feedback; 0 to 1. 1: a step that keeps
     /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: as the job's optimizer has

@@ -216,20 +216,14 @@ def _times(step: _Step) -> Times:
     before = sum(launched - at(mark.entered) for mark, (launched, _) in zip(step.marks, windows) if mark.entered is not None)
     # The stream waits for one collective after the other, and works on each one's result in between.
     last = resumed = max(launched for launched, _ in windows)
-    after = 0.0
+    after = worked = 0.0
     for mark, (_, landed) in zip(step.marks, windows):
         begins = max(resumed, landed)
         resumed = begins if mark.done is None else max(begins, at(mark.done))
+        worked += resumed - begins
+        # Where nothing is compressed it is computing.
         after += resumed - begins if mark.entered is not None else 0.0
     whole = at(step.ended)
-    compute = whole - before - (resumed - last)
-    return Times(max(compute, 0.0), max(before + after, 0.0), _covered(windows), max(whole, 0.0))
-
-
-def _covered(windows: list[tuple[float, float]]) -> float:
-    """How long at least one of them is open."""
-    total, until = 0.0, float("-inf")
-    for begins, ends in sorted(windows):
-        total += max(0.0, ends - max(begins, until))
-        until = max(until, ends)
-    return total
+    sync = resumed - last - worked
+    compute = whole - before - after - sync
+    return Times(max(compute, 0.0), max(before + after, 0.0), max(sync, 0.0), max(whole, 0.0))

@@ -121,10 +121,10 @@ class Half(Exchange):
         self.work = collectives.all_reduce(payload, bucket.buffer, mark)
 
     def finish(self) -> None:
-        self._core.landed()
         began = time.perf_counter()
         self.buffer.copy_(self._payload)
         self._core.add_compression(time.perf_counter() - began, False)
+        self._core.landed()
 
 
 class Pipeline:

@@ -30,8 +30,8 @@ class Rates:
         return [self._first, *(self._each.get(parameter, 0.0) for parameter in parameters)]
 
     def momentum(self) -> float | None:
-        """The largest of any group: SGD's, or the decay of Adam's first moment. None where no group has one that is at least 0 and
-        below 1."""
+        """The largest of any group: SGD's, or the decay of Adam's first moment; 0 for an optimizer that has neither. None where there
+        are no groups, or what they have is not at least 0 and below 1."""
         found = [_momentum(group) for group in getattr(self._optimizer, "param_groups", [])]
         return max((momentum for momentum in found if 0.0 <= momentum < 1.0), default=None)
 
@@ -47,7 +47,7 @@ class Rates:
 
 def _momentum(group: dict[str, Any]) -> float:
     try:
-        return float(group["momentum"] if "momentum" in group else group["betas"][0])
-    except (KeyError, IndexError, TypeError, ValueError):
-        # An optimizer without one, or one that calls something else by these names.
+        return float(group.get("momentum", group.get("betas", (0.0,))[0]))
+    except (IndexError, TypeError, ValueError):
+        # Something else by these names.
         return -1.0

@@ -47,7 +47,7 @@ class Costs:
     compute: float
     #: Seconds of compressing and decompressing.
     compress: float
-    #: Seconds in which at least one of this rank's collectives was under way.
+    #: Seconds in which this rank had nothing to do but wait for its collectives.
     sync: float
     #: Seconds of the whole step.
     step: float
