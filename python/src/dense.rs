@@ -29,7 +29,6 @@ impl Core {
     fn landed(&self, count: usize) {
         let mut session = self.lock();
         for _ in 0..count {
-            session.meter.landed(false);
             session.meter.done(flexcomm_compression::Energy::default());
         }
     }

@@ -201,8 +201,8 @@ impl Core {
             round.bytes = exchange.with(|bucket| bucket.message_header_bytes());
         }
         let mut session = self.lock();
-        if round.how != How::Refused {
-            session.meter.landed(waited);
+        if waited && round.how != How::Refused {
+            session.meter.waited();
         }
         let arrived = split_headers(&session, Tagged { index, tag }, &round, arrived)?;
         drop(session);

@@ -59,11 +59,9 @@ impl Meter {
         self.bytes += bytes;
     }
 
-    /// A collective has ended, for which the hook waited or not.
-    pub fn landed(&mut self, hook_waited: bool) {
-        if hook_waited {
-            self.blocked += self.last_launch.elapsed();
-        }
+    /// The hook has waited for the collective that was launched last.
+    pub fn waited(&mut self) {
+        self.blocked += self.last_launch.elapsed();
     }
 
     /// A bucket's result is there.

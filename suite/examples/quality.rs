@@ -1,7 +1,7 @@
 //! What fixed settings keep of the gradient while they train: the features of the law that says what a strategy costs in steps
 //! (docs/decisions/price-of-delay.md).
 //!
-//! `cargo run --release -p flexcomm-suite --example quality -- [CELLS [STEPS]]` prints a JSON line for each job, setting and window
+//! `cargo run --release -p flexcomm-suite --example quality -- [CELLS]` prints a JSON line for each job, setting and window
 //! of steps: per bucket the energies over all ranks and steps of the window.
 #![allow(clippy::print_stdout)]
 
@@ -15,8 +15,6 @@ use serde_json::json;
 
 /// Steps at which a window ends.
 const WINDOWS: [u64; 5] = [5, 20, 100, 200, 300];
-/// Every so many steps the residuals are looked at.
-const LOOK: u64 = 5;
 
 /// Of a bucket, over the steps of a window.
 #[derive(Clone, Default, Serialize)]
@@ -24,14 +22,11 @@ struct Sums {
     /// Over all ranks: the gain is their quotient.
     sent: f64,
     compensated: f64,
-    /// ‖gradient‖² of all ranks, and that of their mean.
-    fresh: f64,
-    mean_fresh: f64,
-    /// ⟨mean residual after the step, mean gradient⟩, and the ‖mean gradient‖² beside it: the lag is their quotient.
-    held_back: f64,
+    /// ⟨mean residual after the step, mean gradient⟩ and ‖mean gradient‖²: the lag is their quotient.
+    residual_along: f64,
     along: f64,
-    /// What each rank sees of the lag by itself: ⟨residual before the step, gradient⟩, and ⟨gradient, the one before⟩.
-    own_held: f64,
+    /// What each rank sees of the lag by itself: ⟨residual before the step, gradient⟩ and ⟨gradient, the one before⟩.
+    own_residual_along: f64,
     own_along: f64,
 }
 
@@ -65,34 +60,25 @@ fn main() -> Result<()> {
                 for (bucket, sum) in sums.iter_mut().enumerate() {
                     let mut mean: Vec<f64> = Vec::new();
                     let mut residual: Vec<f64> = Vec::new();
-                    let look = step % LOOK == LOOK - 1;
                     for rank in 0..recipe.world {
                         let Some((of, gradient)) = ranks.buckets(rank).nth(bucket) else { continue };
-                        let held = of.residual();
+                        let own = of.residual();
                         let (previous, residual_before) = &mut before[bucket * recipe.world + rank];
                         let dot =
                             |a: &[f32]| a.iter().zip(gradient).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
                         if !previous.is_empty() {
-                            sum.own_held += dot(residual_before);
+                            sum.own_residual_along += dot(residual_before);
                             sum.own_along += dot(previous);
                         }
-                        (*previous, *residual_before) = (gradient.to_vec(), held.to_vec());
-                        mean.resize(gradient.len(), 0.0);
-                        for (mean, g) in mean.iter_mut().zip(gradient) {
-                            *mean += f64::from(*g) / recipe.world as f64;
-                            sum.fresh += f64::from(*g) * f64::from(*g);
-                        }
-                        if look {
-                            residual.resize(gradient.len(), 0.0);
-                            residual.iter_mut().zip(&held).for_each(|(r, h)| *r += f64::from(*h) / recipe.world as f64);
-                        }
+                        add(&mut mean, gradient);
+                        add(&mut residual, &own);
+                        (*previous, *residual_before) = (gradient.to_vec(), own);
                     }
-                    let norm: f64 = mean.iter().map(|x| x * x).sum();
-                    sum.mean_fresh += norm;
-                    if look {
-                        sum.held_back += mean.iter().zip(&residual).map(|(m, r)| m * r).sum::<f64>();
-                        sum.along += norm;
-                    }
+                    let (ranks, product) = ((recipe.world as f64).powi(2), |a: &[f64]| {
+                        a.iter().zip(&mean).map(|(a, b)| a * b).sum::<f64>()
+                    });
+                    sum.residual_along += product(&residual) / ranks;
+                    sum.along += product(&mean) / ranks;
                 }
                 if WINDOWS.contains(&(step + 1)) {
                     println!(
@@ -106,4 +92,9 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn add(sum: &mut Vec<f64>, values: &[f32]) {
+    sum.resize(sum.len().max(values.len()), 0.0);
+    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
 }
