@@ -1,5 +1,5 @@
 //! How often agents may echo: on slow links, or among many nodes, less often than the configuration says, so that
-//! echoes and traces take at most a part of what probing may take. Pure.
+//! echoes and traces take at most a part of what probing may take, and a node sends few of them. Pure.
 
 use flexcomm_domain::NodeName;
 use std::collections::BTreeMap;
@@ -12,6 +12,9 @@ const ECHO_PART: f64 = 0.4;
 
 /// The part of the share that traces may take; the rest is for throughput tests.
 const TRACE_PART: f64 = 0.1;
+
+/// Most echoes per second that a node sends: what they cost nodes and controller must not grow with all pairs of them.
+const MOST_PER_S: f64 = 40.0;
 
 /// An echo on the wire: 88 bytes in UDP over IPv6 over Ethernet with preamble and gap.
 const ECHO_BITS: f64 = (88 + 8 + 40 + 38) as f64 * 8.0;
@@ -46,14 +49,17 @@ impl Echoes {
 /// Each node echoes to each other and answers each other: the most that any link or node has to carry counts. The
 /// intervals are the configured ones, doubled as often as needed: small changes of an estimate change no plan.
 pub fn plan(config: &RawProbes, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Echoes {
-    let configured = Echoes::configured(config);
     let peers = live.len().saturating_sub(1) as f64;
-    let Some(capacity_bps) = narrowest(peers, live, known) else { return configured };
+    let few = |ms: u64| peers <= MOST_PER_S * ms as f64 * 1e-3;
+    let Some(capacity_bps) = narrowest(peers, live, known) else {
+        let interval_ms = stretched(config.echo_interval_ms, SLOWEST_MS, few);
+        return Echoes { interval_ms, ..Echoes::configured(config) };
+    };
     let allowed_bps = config.budget_share * capacity_bps;
     let echoes = |ms: u64| 2.0 * ECHO_BITS / (ms as f64 * 1e-3) / allowed_bps;
     let traces = |s: u64| if s == 0 { 0.0 } else { 2.0 * TRACE_BITS / s as f64 / allowed_bps };
-    let interval_ms = stretched(configured.interval_ms, SLOWEST_MS, |ms| echoes(ms) <= ECHO_PART);
-    let trace_s = stretched(configured.trace_s, SLOWEST_TRACE_S, |s| traces(s) <= TRACE_PART);
+    let interval_ms = stretched(config.echo_interval_ms, SLOWEST_MS, |ms| few(ms) && echoes(ms) <= ECHO_PART);
+    let trace_s = stretched(config.trace_interval_s, SLOWEST_TRACE_S, |s| traces(s) <= TRACE_PART);
     Echoes { interval_ms, trace_s, other_probes: (echoes(interval_ms) + traces(trace_s)).min(1.0) }
 }
 
@@ -97,6 +103,11 @@ mod tests {
         let (live, known) = cluster(4, 1e9);
         let fast = plan(&config, &live, &known);
         assert!(fast.interval_ms == 200 && fast.other_probes < 0.01, "{fast:?}");
+        for (nodes, expected) in [(9, 200), (10, 400), (16, 400), (101, 3200)] {
+            let (live, known) = cluster(nodes, 1e12);
+            let intervals = [&known, &BTreeMap::new()].map(|known| plan(&config, &live, known).interval_ms);
+            assert_eq!(intervals, [expected; 2], "{nodes} nodes");
+        }
         for (nodes, bps) in [(2, 1e6), (4, 1e6), (8, 1e6), (64, 1e7), (512, 1e9)] {
             let (live, known) = cluster(nodes, bps);
             let echoes = plan(&config, &live, &known);

@@ -162,6 +162,26 @@ pub struct LinkReport {
     pub loss_back: f64,
 }
 
+/// A relative change above this is looked at at once.
+const LINK_CHANGE: f64 = 0.15;
+
+/// Changes of latency below this are noise at any size of the latency, in µs.
+const LEAST_LATENCY_CHANGE_US: f64 = 100.0;
+
+impl LinkReport {
+    /// Whether this says so much else than `last` that it is to be reported and looked at at once.
+    pub fn is_news_after(&self, last: &LinkReport) -> bool {
+        let moved = (self.latency_us - last.latency_us).abs();
+        let latency = moved > LEAST_LATENCY_CHANGE_US && moved > LINK_CHANGE * last.latency_us;
+        let bandwidth = match (last.bandwidth_bps, self.bandwidth_bps) {
+            (Some(old), Some(new)) => (new - old).abs() > LINK_CHANGE * old,
+            (old, new) => old.is_some() != new.is_some(),
+        };
+        let loss = (self.loss_out - last.loss_out).abs().max((self.loss_back - last.loss_back).abs()) > LINK_CHANGE;
+        latency || bandwidth || loss
+    }
+}
+
 /// Result of one granted throughput test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ThroughputReport {

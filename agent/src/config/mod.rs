@@ -15,7 +15,7 @@ pub const SAMPLE: &str = include_str!("sample.toml");
 /// Share of the link's capacity that throughput tests may take, unless configured.
 pub const PROBE_SHARE: f64 = 0.01;
 /// How often a link is reported that does not change, unless configured.
-pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest configuration file, in bytes.
 const MAX_FILE: u64 = 256 * 1024;
 /// Least spool: a few seconds of telemetry of one rank.

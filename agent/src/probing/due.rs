@@ -3,10 +3,6 @@
 use flexcomm_wire::LinkReport;
 use std::time::Duration;
 
-/// A relative change above this is reported at once.
-const CHANGE: f64 = 0.15;
-/// Changes of latency below this are noise at any size of the latency, in µs.
-const LEAST_US: f64 = 100.0;
 /// Shortest time between two reports of one link.
 const SOONEST: Duration = Duration::from_millis(200);
 
@@ -16,18 +12,7 @@ pub(crate) fn due(last: Option<&LinkReport>, new: &LinkReport, since: Duration, 
     if since >= interval {
         return true;
     }
-    since >= SOONEST.min(interval) && changed(last, new)
-}
-
-fn changed(last: &LinkReport, new: &LinkReport) -> bool {
-    let moved = (new.latency_us - last.latency_us).abs();
-    let latency = moved > LEAST_US && moved > CHANGE * last.latency_us;
-    let bandwidth = match (last.bandwidth_bps, new.bandwidth_bps) {
-        (Some(old), Some(new)) => (new - old).abs() > CHANGE * old,
-        (old, new) => old.is_some() != new.is_some(),
-    };
-    let loss = (new.loss_out - last.loss_out).abs().max((new.loss_back - last.loss_back).abs()) > CHANGE;
-    latency || bandwidth || loss
+    since >= SOONEST.min(interval) && new.is_news_after(last)
 }
 
 #[cfg(test)]

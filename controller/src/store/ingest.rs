@@ -167,14 +167,17 @@ impl Store {
         let last = sql!(tx.operation, text, node, done.acked_seq);
         let (counters, cached) = (self.write.counters(), &self.reads.links);
         let before = counters.stamp(cached.tables());
+        // Reports that only confirm what is known wait for the loop's next tick.
+        let mut news = !put.is_empty();
         let take = || {
             cached.change(counters, before, |values| {
                 if let Some(rows) = values.get_mut(&()).map(Arc::make_mut) {
-                    put.into_iter().for_each(|row| links::take(rows, row));
+                    news = put.into_iter().fold(false, |news, row| news | links::take(rows, row));
                 }
             });
         };
         tx.commit_by(last, take).await?;
+        done.news.extend((news && !done.news.contains(&News::Job)).then_some(News::Job));
         Ok(Ingest::Done(done))
     }
 }
@@ -220,9 +223,6 @@ async fn put_links(
                 done.rejected += 1;
             }
         }
-    }
-    if !rows.is_empty() && !done.news.contains(&News::Job) {
-        done.news.push(News::Job);
     }
     Ok(rows)
 }
@@ -552,10 +552,12 @@ mod tests {
         let all_new = put("a", 1, &[("c", 100.0), ("b", 200.0)]).await;
         assert_eq!(all_new, (2, 0, vec![News::Job], String::new()));
         assert_eq!(same().await, [("ab".to_owned(), 200.0), ("ac".to_owned(), 100.0)]);
-        let (acked, rejected, news, why) = put("a", 3, &[("b", 300.0), ("x", 1.0), ("a", 2.0), ("c", 100.1)]).await;
+        let (acked, rejected, news, why) = put("a", 3, &[("b", 300.1), ("x", 1.0), ("a", 2.0), ("c", 100.1)]).await;
         assert_eq!((acked, rejected, news), (6, 2, vec![News::Job]));
         assert!(why.contains("node x never registered"), "{why}");
-        assert_eq!(same().await, [("ab".to_owned(), 300.0), ("ac".to_owned(), 100.1)]);
+        assert_eq!(same().await, [("ab".to_owned(), 300.1), ("ac".to_owned(), 100.1)]);
+        assert_eq!(put("a", 7, &[("b", 301.0)]).await.2, [], "what only confirms is no news");
+        assert_eq!(same().await[0], ("ab".to_owned(), 301.0));
         assert_eq!(put("b", 1, &[("x", 1.0)]).await.2, []);
         put("b", 2, &[("a", 4.0), ("a", 5.0)]).await;
         assert_eq!(same().await.last(), Some(&("ba".to_owned(), 5.0)));

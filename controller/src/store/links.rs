@@ -174,11 +174,17 @@ pub(super) async fn put(
     Ok(stored)
 }
 
-/// What was just stored, in the order of [`Store::links`].
-pub(super) fn take(rows: &mut Vec<LinkRow>, new: LinkRow) {
+/// Takes what was just stored into the rows of [`Store::links`], in their order; whether it is news.
+pub(super) fn take(rows: &mut Vec<LinkRow>, new: LinkRow) -> bool {
     match rows.binary_search_by(|row| (&row.src, &row.dst).cmp(&(&new.src, &new.dst))) {
-        Ok(at) => rows[at] = new,
-        Err(at) => rows.insert(at, new),
+        Ok(at) => {
+            let last = std::mem::replace(&mut rows[at], new);
+            rows[at].report.is_news_after(&last.report)
+        }
+        Err(at) => {
+            rows.insert(at, new);
+            true
+        }
     }
 }
 
