@@ -4,13 +4,14 @@
 //! first 1/CR steps or so a small ratio seems to keep more than it will. So a gain in force counts only when its
 //! residual has settled, or when it is below what is predicted: it can only fall from there. And of every ratio that
 //! was in force under a trial's profile the planner remembers the power of the trial's bias
-//! ([`crate::memory::Bias`]); powers leave 0, 1 and the order of ratios as they are, and between ratios they are
-//! interpolated, so that what one ratio showed tells of the others. No power is below 1: steps that keep more than the
-//! trial said ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects for all is another way of
-//! selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps: powers are
-//! then taken anew, from what the settled steps had shown.
+//! ([`crate::memory::Bias`]), also of one that was left before it had settled; powers leave 0, 1 and the order of ratios as they are,
+//! and between ratios they are interpolated, so that what one ratio showed tells of the others. No power is below 1: steps that keep
+//! more than the trial said ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects
+//! for all is another way of selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps:
+//! powers are then taken anew, from what the steps had shown. What no trial has measured is assumed to keep no more than its
+//! steps did ([`crate::memory::Shown`]).
 
-use crate::memory::{Bias, Drift, relative};
+use crate::memory::{Bias, Drift, Shown, relative};
 use crate::{Measured, Memory, Snapshot};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, Selector, Timestamp};
 use flexcomm_optimizer::{Profile, ProfilePoint, dense_bytes, prior_gain, selected_by_one};
@@ -59,25 +60,41 @@ fn power_in_force(s: &Snapshot, memory: &Memory, now: Timestamp) -> Option<f64> 
     if relative(said, is) < s.config.gain_change { Some(1.0) } else { power(said, is) }
 }
 
-/// Remembers the trial's bias for the ratio in force: by what its first settled steps under the profile show.
-/// A fresh residual never makes a gain look too small; what shows that, and what moves later under the same profile is drift, which all ratios share.
+/// Remembers the trial's bias for the ratio in force: by what its first settled steps under the profile show, and until then by
+/// the least that any steps kept, since a fresh residual never makes a gain look too small. What settled steps show later under
+/// the same profile is drift, which all ratios share.
 pub(crate) fn note(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
     let profile_at = s.profiles.measured_at;
     if s.profiles.long_run {
         memory.bias.iter_mut().filter(|b| b.profile_at != profile_at).for_each(|b| rebase(b, s));
     }
-    let Some(m) = settled(s, memory, now) else { return };
+    let Some(m) = enough(s) else { return };
+    let unsettled = settled(s, memory, now).is_none();
+    let (selector, cr, shown) = (s.strategy().selector(), s.strategy().cr(), m.gain);
+    if !s.profiles.by_selector.contains_key(&selector) {
+        let known = memory.shown.iter().find(|k| (k.selector, k.cr) == (selector, cr));
+        if !s.strategy().is_dense() && (!unsettled || known.is_none_or(|known| shown < known.gain)) {
+            memory.note_shown(Shown { selector, cr, gain: shown });
+        }
+        return;
+    }
     let Some(power) = power_in_force(s, memory, now) else { return };
-    let (selector, cr) = (s.strategy().selector(), s.strategy().cr());
     let own = |b: &&mut Bias| (b.selector, b.cr, b.profile_at) == (selector, cr, profile_at);
     if let Some(known) = memory.bias.iter_mut().find(own) {
-        known.shown = m.gain;
-        memory.drift = Some(Drift { power: power / known.power, profile_at, selector });
+        if unsettled && power <= known.power {
+            return;
+        }
+        if !unsettled && !known.unsettled {
+            known.shown = shown;
+            memory.drift = Some(Drift { power: power / known.power, profile_at, selector });
+            return;
+        }
+    } else if unsettled && power <= LEAST_POWER {
         return;
     }
     // This one's power has the drift until now in it, so the others' must have theirs.
     memory.bias.iter_mut().filter(|b| b.profile_at == profile_at).for_each(|b| rebase(b, s));
-    memory.note_bias(Bias { selector, cr, power, shown: m.gain, profile_at });
+    memory.note_bias(Bias { selector, cr, power, shown, profile_at, unsettled });
     memory.drift = None;
 }
 
@@ -93,6 +110,16 @@ fn rebase(bias: &mut Bias, s: &Snapshot) {
 pub(crate) fn alike(one: Selector, other: Selector) -> bool {
     let has_memory = |selector: Selector| selector.family.any().memory().is_some();
     one == other || one.family.has_ratio() && other.family.has_ratio() && has_memory(one) == has_memory(other)
+}
+
+/// Powers of some ratios, interpolated in log CR: towards dense they fall to 1, where there is no residual, and below the smallest
+/// ratio they are held.
+fn between(known: &[(CompressionRatio, f64)], c: CompressionRatio) -> f64 {
+    let below = known.iter().filter(|(cr, _)| *cr <= c).max_by(|a, b| a.0.get().total_cmp(&b.0.get()));
+    let above = known.iter().filter(|(cr, _)| *cr >= c).min_by(|a, b| a.0.get().total_cmp(&b.0.get()));
+    let high = above.map_or((0.0, 1.0), |(cr, power)| (cr.get().ln(), *power));
+    let Some(low) = below.map(|(cr, power)| (cr.get().ln(), *power)) else { return high.1 };
+    if low.0 >= high.0 { low.1 } else { low.1 + (c.get().ln() - low.0) / (high.0 - low.0) * (high.1 - low.1) }
 }
 
 /// Powers for every ratio.
@@ -113,25 +140,21 @@ impl<'a> Powers<'a> {
         let before = remembered.filter(|d| alike(d.selector, strategy.selector())).map_or(1.0, |d| d.power);
         let mut powers = Self { memory, remembered, in_force: strategy.selector(), drift: before };
         if let Some(power) = power_in_force(s, memory, now) {
-            powers.drift = power / powers.bias(strategy.selector(), strategy.cr());
+            let shown = power / powers.bias(strategy.selector(), strategy.cr());
+            // A residual that has not settled only says by how much a trial overrates at least.
+            powers.drift = if settled(s, memory, now).is_some() { shown } else { before.max(shown) };
         }
         powers
     }
 
-    /// Remembered powers, interpolated in log CR: towards dense they fall to 1, where there is no residual, and below
-    /// the smallest ratio they are held.
+    /// Remembered powers.
     fn bias(&self, selector: Selector, c: CompressionRatio) -> f64 {
         let of = |wanted: Selector| self.memory.bias.iter().filter(move |b| b.selector == wanted);
         // The one in force may have shown nothing yet: then what did last.
         let newest = self.memory.bias.last().map(|b| b.selector);
         let known = |s: &Selector| alike(*s, selector) && of(*s).next().is_some();
         let whose = [Some(selector), Some(self.in_force), newest].into_iter().flatten().find(known).unwrap_or(selector);
-        let below = of(whose).filter(|b| b.cr <= c).max_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
-        let above = of(whose).filter(|b| b.cr >= c).min_by(|a, b| a.cr.get().total_cmp(&b.cr.get()));
-        let high = above.map_or((0.0, 1.0), |b| (b.cr.get().ln(), b.power));
-        let Some(low) = below else { return high.1 };
-        let (from, to) = (low.cr.get().ln(), high.0);
-        if from >= to { low.power } else { low.power + (c.get().ln() - from) / (to - from) * (high.1 - low.power) }
+        between(&of(whose).map(|b| (b.cr, b.power)).collect::<Vec<_>>(), c)
     }
 
     /// The power for a trial's gain at this ratio.
@@ -175,7 +198,18 @@ pub(crate) fn profiles(s: &Snapshot, powers: &Powers<'_>) -> BTreeMap<Selector, 
             });
         }
     }
+    for (selector, profile) in profiles.iter_mut().filter(|(selector, _)| !measured.contains_key(selector)) {
+        *profile = as_shown(*selector, profile, powers.memory);
+    }
     profiles
+}
+
+/// What is assumed, brought to what steps have kept: never to more than is assumed.
+fn as_shown(selector: Selector, assumed: &Profile, memory: &Memory) -> Profile {
+    let of = memory.shown.iter().filter(|shown| shown.selector == selector);
+    let shown = |shown: &Shown| Some((shown.cr, power(assumed.gain(shown.cr).get(), shown.gain.get())?));
+    let known: Vec<(CompressionRatio, f64)> = of.filter_map(shown).collect();
+    raised(assumed, |cr| between(&known, cr))
 }
 
 /// What is assumed of a compressor that nobody has measured, where a selection has been: no more than that keeps at the same
@@ -211,6 +245,11 @@ fn weakest(profiles: &BTreeMap<Selector, Profile>) -> Option<Profile> {
 }
 
 fn corrected(selector: Selector, profile: &Profile, powers: &Powers<'_>) -> Profile {
-    let gain = |p: &ProfilePoint| Gain::new(p.gain.get().powf(powers.at(selector, p.cr))).unwrap_or(p.gain);
+    raised(profile, |cr| powers.at(selector, cr))
+}
+
+/// Its gains to a power that depends on the ratio.
+fn raised(profile: &Profile, power: impl Fn(CompressionRatio) -> f64) -> Profile {
+    let gain = |p: &ProfilePoint| Gain::new(p.gain.get().powf(power(p.cr))).unwrap_or(p.gain);
     profile.map(|p| ProfilePoint { gain: gain(p), ..*p })
 }

@@ -51,6 +51,8 @@ pub struct Memory {
     pub bias: Vec<Bias>,
     /// How gains have moved since the ratio in force was first seen to be biased.
     pub drift: Option<Drift>,
+    /// What steps kept of strategies that no trial has measured.
+    pub shown: Vec<Shown>,
     /// When the profile that was last solved with was measured.
     pub profile_at: Option<Timestamp>,
     /// A better strategy was found but deferred (dwell, not yet applied), or the guard has just rolled back:
@@ -168,6 +170,20 @@ pub struct Bias {
     pub shown: Gain,
     /// Which profile it is against.
     pub profile_at: Option<Timestamp>,
+    /// Whether the residual had not settled: then it overrates by at least so much.
+    #[serde(default)]
+    pub unsettled: bool,
+}
+
+/// What steps kept where no trial says anything.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Of which selector.
+    pub selector: Selector,
+    /// At which ratio.
+    pub cr: CompressionRatio,
+    /// Of settled steps, or the least of those before.
+    pub gain: Gain,
 }
 
 /// What all ratios share of how gains move as training goes on.
@@ -304,6 +320,15 @@ impl Memory {
             self.bias.remove(0);
         }
         self.bias.push(new);
+    }
+
+    /// Remembers what steps kept, instead of what earlier ones did.
+    pub(crate) fn note_shown(&mut self, new: Shown) {
+        self.shown.retain(|known| (known.selector, known.cr) != (new.selector, new.cr));
+        if self.shown.len() >= MAX_BIASES {
+            self.shown.remove(0);
+        }
+        self.shown.push(new);
     }
 
     /// Remembers what the strategy in force costs; the newest measurement of a strategy counts. Those of dense are kept: what

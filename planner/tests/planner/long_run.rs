@@ -1,7 +1,8 @@
 //! Gains of shadow trials: residuals that have grown.
 
 use crate::common::{Job, learn, profile};
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{Decision, Strategy, Timestamp, Version};
+use flexcomm_planner::InForce;
 
 /// In force under a live trial's profile that keeps far less than it said.
 fn biased() -> Job {
@@ -95,5 +96,63 @@ fn a_change_forgets_no_drift() {
     };
     for ((name, before), (_, after)) in gains(&change).into_iter().zip(gains(&after)) {
         assert!((before / after - 1.0).abs() < 1e-9, "{name}: {before}, then {after}");
+    }
+}
+
+fn gain_of(outcome: &flexcomm_planner::Outcome, strategy: &Strategy) -> f64 {
+    outcome.report.alternatives.iter().find(|a| a.strategy == *strategy).unwrap().gain.get()
+}
+
+/// What is left before its residual has settled, since it keeps less than a trial said, is not priced by that trial again.
+#[test]
+fn what_steps_show_before_they_settle_is_remembered_and_only_more_raises_it() {
+    let mut job = Job::new();
+    job.network(0.001, 0.6e9);
+    job.call();
+    let left = job.strategy();
+    let p = job.call().report.in_force.unwrap();
+    let kept = |power: f64| p.gain.get().powf(power);
+    job.s.memory.dwell_from = Some(job.now);
+    for (shown, known) in [(1.4, 1.4), (2.2, 2.2), (1.8, 2.2)] {
+        job.wait(0.2);
+        job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, kept(shown));
+        let gain = gain_of(&job.call(), &left);
+        assert!((gain / kept(known) - 1.0).abs() < 1e-9, "{gain} after {shown}, expected {}", kept(known));
+    }
+    job.s.measured = None;
+    job.network(0.001, 25e9);
+    job.wait(60.0);
+    job.call();
+    assert_ne!(job.strategy(), left);
+    assert!((gain_of(&job.call(), &left) / kept(2.2) - 1.0).abs() < 1e-9);
+    // Back, what its first settled steps show counts.
+    job.s.in_force.as_mut().unwrap().decision.strategy = left;
+    job.wait(600.0);
+    job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, kept(1.6));
+    let gain = gain_of(&job.call(), &left);
+    assert!((gain / kept(1.6) - 1.0).abs() < 1e-9, "{gain}, expected {}", kept(1.6));
+}
+
+/// One rank that selects for all is assumed to keep less than ranks for themselves; its own steps know better.
+#[test]
+fn what_steps_keep_of_what_no_trial_has_measured_is_known() {
+    let mut job = Job::new();
+    job.s.profiles.by_selector.remove(&"topk:star".parse().unwrap());
+    let outcome = job.call();
+    let of_star = |s: &Strategy| s.selector() == "topk:star".parse().unwrap() && s.cr().get() == 0.011;
+    let ran = outcome.report.alternatives.iter().map(|a| a.strategy).find(of_star).expect("it is assumed");
+    let assumed = gain_of(&outcome, &ran);
+    let (version, parent, decided_at) = (Version(1), Version(0), job.now);
+    let decision =
+        Decision { job: job.s.job.clone(), version, parent, strategy: ran, decided_at, reason: "to see".into() };
+    job.s.in_force = Some(InForce { decision, applied_at_step: Some(1) });
+    let in_force = job.s.in_force.clone();
+    let p = job.call().report.in_force.unwrap();
+    for (shown, known) in [(assumed.powf(1.5), assumed.powf(1.5)), (assumed.powf(0.5), assumed)] {
+        job.wait(600.0);
+        job.s.in_force.clone_from(&in_force);
+        job.measure(p.t_step_s, p.t_comp_s, p.t_sync_s, shown);
+        let gain = gain_of(&job.call(), &ran);
+        assert!((gain / known - 1.0).abs() < 1e-9, "{gain}, expected {known}");
     }
 }

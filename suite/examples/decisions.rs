@@ -1,0 +1,33 @@
+//! What flexcomm decides in a cell, with what it predicts of the alternatives.
+//!
+//! `cargo run --release -p flexcomm-suite --example decisions -- CELL [SEED]` prints a JSON object per decision.
+#![allow(clippy::print_stdout)]
+
+use anyhow::{Context, Result};
+use flexcomm_controller::RawConfig;
+use flexcomm_lab::worker::DEFAULT_FOLDER;
+use flexcomm_suite::adaptive::{self, RunUntil};
+use flexcomm_suite::agents::Agents;
+use flexcomm_suite::cells::Cell;
+use flexcomm_suite::fixed::Shared;
+use serde_json::json;
+
+fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let name = args.next().context("name a cell")?;
+    let seed: u64 = args.next().map_or(Ok(1), |seed| seed.parse())?;
+    let cell = Cell::read_all("suite/cells".as_ref())?.into_iter().find(|cell| cell.name == name);
+    let cell = cell.with_context(|| format!("there is no cell {name}"))?;
+    let truth = flexcomm_truth::coefficients::Coefficients::frozen();
+    let data = Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?;
+    let mut agents = Agents::new(&cell, &truth, RawConfig::default().validate()?)?;
+    let goal = RunUntil::WHOLE;
+    adaptive::run(&cell, &truth, &data, seed, "none/dense-ring".parse()?, &mut agents, goal)?;
+    let job = "suite".parse()?;
+    for made in agents.controller().decisions(&job).map_err(anyhow::Error::msg)? {
+        let report: serde_json::Value = serde_json::from_str(&made.report)?;
+        let of = json!({"at": made.at.as_secs_f64(), "strategy": made.strategy.to_string(), "reason": made.reason, "report": report});
+        println!("DECISION {of}");
+    }
+    Ok(())
+}
