@@ -51,11 +51,8 @@ impl Echoes {
 pub fn plan(config: &RawProbes, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Echoes {
     let peers = live.len().saturating_sub(1) as f64;
     let few = |ms: u64| peers <= MOST_PER_S * ms as f64 * 1e-3;
-    let Some(capacity_bps) = narrowest(peers, live, known) else {
-        let interval_ms = stretched(config.echo_interval_ms, SLOWEST_MS, few);
-        return Echoes { interval_ms, ..Echoes::configured(config) };
-    };
-    let allowed_bps = config.budget_share * capacity_bps;
+    let capacity_bps = narrowest(peers, live, known);
+    let allowed_bps = capacity_bps.map_or(f64::INFINITY, |capacity_bps| config.budget_share * capacity_bps);
     let echoes = |ms: u64| 2.0 * ECHO_BITS / (ms as f64 * 1e-3) / allowed_bps;
     let traces = |s: u64| if s == 0 { 0.0 } else { 2.0 * TRACE_BITS / s as f64 / allowed_bps };
     let interval_ms = stretched(config.echo_interval_ms, SLOWEST_MS, |ms| few(ms) && echoes(ms) <= ECHO_PART);

@@ -6,7 +6,7 @@
 //! was in force under a trial's profile the planner remembers the power of the trial's bias
 //! ([`crate::memory::Bias`]), also of one that was left before it had settled; powers leave 0, 1 and the order of ratios as they are,
 //! and between ratios they are interpolated, so that what one ratio showed tells of the others. No power is below 1: steps that keep
-//! more than the trial said ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects
+//! more than the trial measured ask for a new trial, and no ratio is believed to keep more than was measured for it. One rank that selects
 //! for all is another way of selecting, with gains of its own. Gains of shadow trials are of residuals that have grown for some steps:
 //! powers are then taken anew, from what the steps had shown. What no trial has measured is assumed to keep no more than its
 //! steps did ([`crate::memory::Shown`]).

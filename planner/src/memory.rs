@@ -314,21 +314,12 @@ impl Memory {
 
     /// Remembers a trial's bias, instead of an earlier one's.
     pub(crate) fn note_bias(&mut self, new: Bias) {
-        let same = |b: &Bias| b.selector == new.selector && b.cr == new.cr;
-        self.bias.retain(|b| !same(b));
-        if self.bias.len() >= MAX_BIASES {
-            self.bias.remove(0);
-        }
-        self.bias.push(new);
+        replace(&mut self.bias, new, |b| (b.selector, b.cr));
     }
 
     /// Remembers what steps kept, instead of what earlier ones did.
     pub(crate) fn note_shown(&mut self, new: Shown) {
-        self.shown.retain(|known| (known.selector, known.cr) != (new.selector, new.cr));
-        if self.shown.len() >= MAX_BIASES {
-            self.shown.remove(0);
-        }
-        self.shown.push(new);
+        replace(&mut self.shown, new, |shown| (shown.selector, shown.cr));
     }
 
     /// Remembers what the strategy in force costs; the newest measurement of a strategy counts. Those of dense are kept: what
@@ -341,6 +332,15 @@ impl Memory {
         }
         self.seen.push(seen);
     }
+}
+
+/// Puts it last, instead of what was known of the same ratio; the oldest goes where there are [`MAX_BIASES`].
+fn replace<T>(known: &mut Vec<T>, new: T, of: impl Fn(&T) -> (Selector, CompressionRatio)) {
+    known.retain(|other| of(other) != of(&new));
+    if known.len() >= MAX_BIASES {
+        known.remove(0);
+    }
+    known.push(new);
 }
 
 #[cfg(test)]

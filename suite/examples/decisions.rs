@@ -4,12 +4,11 @@
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Context, Result};
-use flexcomm_controller::RawConfig;
 use flexcomm_lab::worker::DEFAULT_FOLDER;
-use flexcomm_suite::adaptive::{self, RunUntil};
-use flexcomm_suite::agents::Agents;
+use flexcomm_suite::adaptive::RunUntil;
 use flexcomm_suite::cells::Cell;
 use flexcomm_suite::fixed::Shared;
+use flexcomm_suite::run;
 use serde_json::json;
 
 fn main() -> Result<()> {
@@ -20,14 +19,12 @@ fn main() -> Result<()> {
     let cell = cell.with_context(|| format!("there is no cell {name}"))?;
     let truth = flexcomm_truth::coefficients::Coefficients::frozen();
     let data = Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?;
-    let mut agents = Agents::new(&cell, &truth, RawConfig::default().validate()?)?;
-    let goal = RunUntil::WHOLE;
-    adaptive::run(&cell, &truth, &data, seed, "none/dense-ring".parse()?, &mut agents, goal)?;
+    let (_, agents) = run::flexcomm(&cell, &truth, &data, seed, RunUntil::WHOLE)?;
     let job = "suite".parse()?;
     for made in agents.controller().decisions(&job).map_err(anyhow::Error::msg)? {
         let report: serde_json::Value = serde_json::from_str(&made.report)?;
-        let of = json!({"at": made.at.as_secs_f64(), "strategy": made.strategy.to_string(), "reason": made.reason, "report": report});
-        println!("DECISION {of}");
+        let (at, strategy) = (made.at.as_secs_f64(), made.strategy.to_string());
+        println!("{}", json!({"at": at, "strategy": strategy, "reason": made.reason, "report": report}));
     }
     Ok(())
 }

@@ -56,9 +56,7 @@ pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wante
     let Wanted { seed, goal, who } = wanted;
     match who {
         Decider::Flexcomm => {
-            let config = RawConfig::default().validate().context("use the controller's defaults")?;
-            let mut agents = Agents::new(cell, truth, config)?;
-            let mut ran = adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut agents, goal)?;
+            let (mut ran, agents) = flexcomm(cell, truth, &data, seed, goal)?;
             ran.problems.extend(agents.problems());
             Ok(ran)
         }
@@ -66,6 +64,20 @@ pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wante
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
         }
     }
+}
+
+/// A run under the shipped controller and agents, which are as they were at its end.
+pub fn flexcomm(
+    cell: &Cell,
+    truth: &Coefficients,
+    data: &Arc<Data>,
+    seed: u64,
+    goal: RunUntil,
+) -> Result<(AdaptiveRun, Agents)> {
+    let config = RawConfig::default().validate().context("use the controller's defaults")?;
+    let mut agents = Agents::new(cell, truth, config)?;
+    let ran = adaptive::run(cell, truth, data, seed, DENSE.parse()?, &mut agents, goal)?;
+    Ok((ran, agents))
 }
 
 /// A panic is an error: one run does not end those of other cells.

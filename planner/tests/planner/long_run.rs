@@ -103,7 +103,7 @@ fn gain_of(outcome: &flexcomm_planner::Outcome, strategy: &Strategy) -> f64 {
     outcome.report.alternatives.iter().find(|a| a.strategy == *strategy).unwrap().gain.get()
 }
 
-/// What is left before its residual has settled, since it keeps less than a trial said, is not priced by that trial again.
+/// What is left before its residual has settled, since it keeps less than a trial measured, is not priced by that trial again.
 #[test]
 fn what_steps_show_before_they_settle_is_remembered_and_only_more_raises_it() {
     let mut job = Job::new();
