@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use flexcomm_lab::worker::DEFAULT_FOLDER;
 use flexcomm_suite::adaptive::RunUntil;
 use flexcomm_suite::cells::Cell;
+use flexcomm_suite::decider;
 use flexcomm_suite::fixed::Shared;
-use flexcomm_suite::run;
 use serde_json::json;
 
 fn main() -> Result<()> {
@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let cell = cell.with_context(|| format!("there is no cell {name}"))?;
     let truth = flexcomm_truth::coefficients::Coefficients::frozen();
     let data = Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?;
-    let (_, agents) = run::flexcomm(&cell, &truth, &data, seed, RunUntil::WHOLE)?;
+    let (_, agents) = decider::flexcomm(&cell, &truth, &data, seed, RunUntil::WHOLE)?;
     let job = "suite".parse()?;
     for made in agents.controller().decisions(&job).map_err(anyhow::Error::msg)? {
         let report: serde_json::Value = serde_json::from_str(&made.report)?;

@@ -13,7 +13,7 @@ use flexcomm_suite::reality::{self, MeasuredRun};
 use flexcomm_suite::report::{self, Results};
 use flexcomm_suite::run::{self, Job, Suite};
 use flexcomm_suite::summary::Provenance;
-use flexcomm_suite::{calibrate, digests, families, files, record, spot};
+use flexcomm_suite::{calibrate, decider, digests, families, files, record, spot};
 use flexcomm_truth::coefficients::Coefficients;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -435,7 +435,7 @@ fn run(args: RunArgs) -> Result<()> {
     let mut suite = Suite {
         truth,
         library,
-        decided: Box::new(run::decided),
+        decided: Box::new(decider::decided),
         checked: Box::new(spot::check),
         binary,
         results: args.target.join("results"),

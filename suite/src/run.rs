@@ -1,9 +1,9 @@
 //! Runs cells: fixed settings played through their networks, and what adapts trained anew, each kept in a file as soon as it is there.
 
-use crate::adaptive::{self, AdaptiveRun, Experiments, RunUntil, TimedOrder};
-use crate::agents::Agents;
+use crate::adaptive::{AdaptiveRun, Experiments, RunUntil};
 use crate::baselines::{Adapted, Baselines, Course, Lost, Record, oracle_script, random_script};
 use crate::cells::Cell;
+use crate::decider::{Decider, Wanted};
 use crate::digests;
 use crate::files;
 use crate::fixed::{self, Curves, DENSE, Library, Setting};
@@ -12,7 +12,6 @@ use crate::reaction;
 use crate::score;
 use crate::steps;
 use anyhow::{Context, Result, anyhow, ensure};
-use flexcomm_controller::RawConfig;
 use flexcomm_truth::coefficients::Coefficients;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -23,62 +22,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Who decides in a run that adapts.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Decider {
-    /// Agents and controller, as they are shipped.
-    Flexcomm,
-    /// Who knows the best fixed setting of each phase.
-    Oracle(Vec<TimedOrder>),
-    /// Any fixed setting at each change.
-    Random(Vec<TimedOrder>),
-}
-
-/// A run that adapts.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
-    /// Its seed.
-    pub seed: u64,
-    /// How far it is of use.
-    pub goal: RunUntil,
-    /// Who decides.
-    pub who: Decider,
-}
-
 /// Runs a cell, whoever decides. An argument of [`Suite`], so that tests need no training.
 pub type Decided = dyn Fn(&Cell, &Coefficients, Arc<Data>, Wanted) -> Result<AdaptiveRun> + Send + Sync;
 
 /// Whether a job's curves are what the deciding program, of that digest, trains. An argument of [`Suite`] for the same reason.
 pub type Checked = dyn Fn(&Library, &Recipe, &Curves, &str) -> Result<()> + Send + Sync;
-
-/// The real one. A job begins dense.
-pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wanted) -> Result<AdaptiveRun> {
-    let Wanted { seed, goal, who } = wanted;
-    match who {
-        Decider::Flexcomm => {
-            let (mut ran, agents) = flexcomm(cell, truth, &data, seed, goal)?;
-            ran.problems.extend(agents.problems());
-            Ok(ran)
-        }
-        Decider::Oracle(script) | Decider::Random(script) => {
-            adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
-        }
-    }
-}
-
-/// A run under the shipped controller and agents, which are as they were at its end.
-pub fn flexcomm(
-    cell: &Cell,
-    truth: &Coefficients,
-    data: &Arc<Data>,
-    seed: u64,
-    goal: RunUntil,
-) -> Result<(AdaptiveRun, Agents)> {
-    let config = RawConfig::default().validate().context("use the controller's defaults")?;
-    let mut agents = Agents::new(cell, truth, config)?;
-    let ran = adaptive::run(cell, truth, data, seed, DENSE.parse()?, &mut agents, goal)?;
-    Ok((ran, agents))
-}
 
 /// A panic is an error: one run does not end those of other cells.
 fn unless_panicked<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -443,16 +391,6 @@ fn in_words(record: &Record) -> String {
     format!("{ratio:.2} times the best fixed setting ({best})")
 }
 
-impl Decider {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Flexcomm => "flexcomm",
-            Self::Oracle(_) => "oracle",
-            Self::Random(_) => "random",
-        }
-    }
-}
-
 /// What is kept of a run.
 fn adapted(record: &Record, seed: u64, ran: AdaptiveRun) -> Result<Adapted> {
     let course = Course::new(&ran.ends, &ran.losses);
@@ -707,7 +645,8 @@ mod tests {
     fn controls_train_and_switch_at_changes() {
         let world = World::new();
         let run = |name: &str| {
-            let suite = Suite { decided: Box::new(decided), results: world.path(name), ..world.suite() };
+            let suite =
+                Suite { decided: Box::new(crate::decider::decided), results: world.path(name), ..world.suite() };
             whole(suite.cell(&Job { cell: cell(), seeds: vec![1] })).baselines
         };
         let baselines = run("once");
