@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-kernels", &["domain", "compression"]),
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
+    ("estimation", &["domain"]),
     ("optimizer", &["domain", "collectives"]),
     ("planner", &["domain", "optimizer"]),
     ("sim", &["domain", "optimizer", "planner"]),
@@ -48,7 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 
 /// Crates without IO, clock or ambient randomness.
 pub(crate) const PURE: &[&str] =
-    &["domain", "wire", "collectives", "compression", "optimizer", "planner", "sim", "truth"];
+    &["domain", "wire", "collectives", "compression", "estimation", "optimizer", "planner", "sim", "truth"];
 
 /// As pure, but that kernels are launched: what loads and compiles them is gpu-kernels'.
 const LAUNCHES: &str = "exchange";

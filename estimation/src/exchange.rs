@@ -1,0 +1,502 @@
+//! How long a job waits for its collectives.
+//!
+//! The exchange of a bucket that has a share s of the gradient takes (f + a r A + s b B) d. A and B are the latency and bandwidth terms of
+//! the strategy's critical path, f is software, and the rest is believed, in logarithms: a, by how much latencies differ from those that
+//! were measured last; b, the seconds per byte of the network; r, how many times a latency counts, the same for all collectives of a job;
+//! d, a factor of the collective and of the strategy. What is seen of it is what backward does not hide ([`crate::step`]).
+//!
+//! Bandwidth belongs to NICs: a link has the slower one of what its sender sends and its receiver receives, each a common part and what
+//! the NIC differs by. So one test between two nodes tells of all links after a change.
+//!
+//! Latencies and tests, as agents measure them, are observations; the job's own steps are, too, and show a change of the network first. A
+//! step that is far off is a change of the network and not of the collective. Which of latency and bandwidth it was is known when
+//! latencies have been measured since; until then nothing is learned from steps, and samples are those of networks in which the strategy
+//! in force takes what it takes.
+
+use crate::draws::{DRAWS, Draws};
+use crate::joint::{Joint, Normal, Row};
+use crate::step::Shape;
+use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
+use serde::{Deserialize, Serialize};
+
+/// Seconds on the critical path of the exchange of a whole gradient: latencies as measured, bandwidths as believed when it was reckoned
+/// ([`Exchange::fix`]).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CriticalPath {
+    /// Of latencies alone.
+    pub alpha_s: f64,
+    /// What the bytes add.
+    pub beta_s: f64,
+}
+
+/// Seconds of software in every exchange.
+const FIXED_S: f64 = 4e-4;
+/// About the network where nothing is measured since it changed, in logarithms.
+const UNKNOWN_SD: f64 = 2.0;
+/// Logarithm of a collective's factor,
+const OF_COLLECTIVE: Normal = Normal::new(0.1, 0.3);
+/// and of one strategy's, besides.
+const OF_ONE: Normal = Normal::new(0.0, 0.08);
+/// The share of computing in which buckets become ready.
+const BACKWARD: Normal = Normal::new(0.6, 0.15);
+const BACKWARD_RANGE: (f64, f64) = (0.0, 0.95);
+/// Of latency: a message may leave only when its receiver has asked for it.
+const ROUND_TRIPS: Normal = Normal::new(0.3, 0.4);
+/// Least that is seen of an exchange, seconds.
+const LEAST_SEEN_S: f64 = 1e-5;
+/// Strategies whose own factors are remembered.
+const MOST_KNOWN: usize = 12;
+
+/// Estimates of links are off by so much, in logarithms.
+const LATENCY_SD: f64 = 0.15;
+const BANDWIDTH_SD: f64 = 0.25;
+/// How a network moves without changing: variance per second.
+const WALK: f64 = 4e-4;
+/// What a NIC differs by from the others.
+const OF_NIC: Normal = Normal::new(0.0, 0.4);
+const NIC_WALK: f64 = 1e-4;
+/// Seconds per byte of 1 Gbit/s.
+const GIGABIT: f64 = -18.64;
+/// How a job's own factors move: variance per second.
+const DRIFT: f64 = 2e-5;
+/// What is so many standard deviations off is a change.
+const CHANGE: f64 = 4.0;
+
+#[expect(clippy::large_enum_variant, reason = "a job has some dozens")]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+enum Key {
+    /// Logarithm of latencies over those measured last.
+    Latency,
+    /// Logarithm of seconds per byte, of all NICs alike.
+    Bandwidth,
+    /// How much slower than that a node sends,
+    Up(u32),
+    /// or receives.
+    Down(u32),
+    /// The share of computing in which buckets become ready.
+    Backward,
+    /// Logarithm of how many times a message's latency counts.
+    RoundTrips,
+    Collective(Collective),
+    One(Collective, Selector, CompressionRatio),
+}
+
+/// What is believed of a job's exchanges.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Exchange {
+    joint: Joint<Key>,
+    /// The mean latency as measured last, seconds.
+    latency_s: Option<f64>,
+    /// Whether latencies were measured since the network changed.
+    confirmed: bool,
+    /// Logarithm of the seconds per byte that were expected first.
+    first: Option<f64>,
+    /// [`Key::Bandwidth`] that critical paths are reckoned with.
+    #[serde(skip)]
+    fixed: f64,
+}
+
+/// A network is not known where its latencies or its bandwidth are known less well than so.
+const UNSURE_SD: f64 = 0.3;
+
+fn key_of(strategy: &Strategy) -> Key {
+    Key::One(strategy.collective(), strategy.selector(), strategy.cr())
+}
+
+impl Exchange {
+    /// So many seconds have passed.
+    pub fn widen(&mut self, seconds: f64) {
+        for at in 0..self.joint.len() {
+            match self.joint.keys()[at] {
+                Key::Latency | Key::Bandwidth => self.joint.widen(at, WALK * seconds),
+                Key::Collective(_) | Key::Backward | Key::RoundTrips => self.joint.widen(at, DRIFT * seconds),
+                Key::One(..) => {}
+                Key::Up(_) | Key::Down(_) => self.joint.widen(at, NIC_WALK * seconds),
+            }
+        }
+    }
+
+    fn network(&mut self) -> [usize; 2] {
+        let unknown = |mean| Normal::new(mean, UNKNOWN_SD);
+        let (latency, bandwidth) = (unknown(0.0), unknown(self.first.unwrap_or(GIGABIT)));
+        [self.joint.place(&Key::Latency, latency), self.joint.place(&Key::Bandwidth, bandwidth)]
+    }
+
+    /// Takes in the mean latency as it is measured now, and whether it was measured since the network changed. Answers whether it has
+    /// changed.
+    pub fn latency(&mut self, alpha_s: f64, since_change: bool) -> bool {
+        if !(alpha_s > 0.0 && alpha_s.is_finite()) {
+            return false;
+        }
+        let [latency, bandwidth] = self.network();
+        let before = self.latency_s.replace(alpha_s);
+        let later = before.map_or(0.0, |before| (alpha_s / before).ln());
+        let news = later != 0.0 || before.is_none() || since_change && !self.confirmed;
+        if !news {
+            return false;
+        }
+        self.confirmed = true;
+        self.joint.shift(latency, -later);
+        let far = self.is_far((latency, LATENCY_SD));
+        if far {
+            self.joint.forget(latency, UNKNOWN_SD);
+            // Bandwidth was measured on the network before.
+            self.joint.widen(bandwidth, 1.0);
+        }
+        self.joint.observe(&[(latency, 1.0)], Normal::new(0.0, LATENCY_SD));
+        far && before.is_some()
+    }
+
+    /// What is expected of the first network: seconds per byte.
+    pub fn begin(&mut self, beta: f64) {
+        self.first.get_or_insert(beta.ln());
+    }
+
+    /// Takes in a throughput test between two nodes: seconds per byte. Answers whether the network has changed.
+    pub fn test(&mut self, from: u32, to: u32, beta: f64) -> bool {
+        if !(beta > 0.0 && beta.is_finite()) {
+            return false;
+        }
+        let [_, common] = self.network();
+        let up = self.joint.place(&Key::Up(from), OF_NIC);
+        let down = self.joint.place(&Key::Down(to), OF_NIC);
+        let (slower_up, slower_down) = (self.joint.of(up), self.joint.of(down));
+        let apart = (slower_up.mean - slower_down.mean) / slower_up.sd.hypot(slower_down.sd).max(1e-9);
+        let row = match apart {
+            x if x > 1.0 => vec![(common, 1.0), (up, 1.0)],
+            x if x < -1.0 => vec![(common, 1.0), (down, 1.0)],
+            _ => vec![(common, 1.0), (up, 0.5), (down, 0.5)],
+        };
+        let believed = self.joint.sum(&row);
+        let far = (beta.ln() - believed.mean).abs() > CHANGE * believed.sd.hypot(BANDWIDTH_SD);
+        if far {
+            self.joint.forget(common, UNKNOWN_SD);
+            for at in [up, down] {
+                self.joint.widen(at, OF_NIC.sd * OF_NIC.sd);
+            }
+        }
+        self.joint.observe(&row, Normal::new(beta.ln(), BANDWIDTH_SD));
+        far
+    }
+
+    /// Seconds per byte from one node to another, as expected.
+    pub fn beta(&mut self, from: u32, to: u32) -> f64 {
+        let [_, common] = self.network();
+        let of = |key: Key| self.joint.find(&key).map_or(0.0, |at| self.joint.of(at).mean);
+        (self.joint.of(common).mean + of(Key::Up(from)).max(of(Key::Down(to)))).exp()
+    }
+
+    /// Critical paths are reckoned with [`Self::beta`] as it is now, until the next call.
+    pub fn fix(&mut self) {
+        let [_, common] = self.network();
+        self.fixed = self.joint.of(common).mean;
+    }
+
+    fn is_far(&self, (at, sd): (usize, f64)) -> bool {
+        let believed = self.joint.of(at);
+        believed.mean.abs() > CHANGE * believed.sd.hypot(sd)
+    }
+
+    /// Takes in what steps waited for their exchange. Answers whether the network has changed.
+    pub fn steps(&mut self, strategy: &Strategy, path: CriticalPath, shape: &Shape, seen: Seen) -> bool {
+        if !(seen.seconds > 0.0 && path.alpha_s + path.beta_s > 0.0) {
+            return false;
+        }
+        let own = key_of(strategy);
+        self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
+        let (places, fixed) = (self.places(strategy), self.fixed);
+        let logarithm = |at: &[f64]| places.exposed(path, (shape, seen.compress_s), fixed, |i| at[i]).ln();
+        let around = |at: &[f64]| derived(&logarithm, &places.all(), at);
+        let (row, expected) = around(&self.joint.means());
+        let sd = self.joint.sum(&row).sd.hypot(seen.sd);
+        let changed = (seen.seconds.ln() - expected).abs() > CHANGE * sd;
+        if changed {
+            self.joint.forget(places.latency, UNKNOWN_SD);
+            self.joint.forget(places.bandwidth, UNKNOWN_SD);
+            self.confirmed = false;
+        }
+        // Which of the two it was is known once latencies have been measured anew.
+        if self.confirmed {
+            self.joint.observe_curved(Normal::new(seen.seconds.ln(), seen.sd), around);
+        }
+        changed
+    }
+
+    fn places(&mut self, strategy: &Strategy) -> Places {
+        let [latency, bandwidth] = self.network();
+        Places {
+            latency,
+            bandwidth,
+            backward: self.joint.place(&Key::Backward, BACKWARD),
+            round_trips: self.joint.place(&Key::RoundTrips, ROUND_TRIPS),
+            collective: self.joint.place(&Key::Collective(strategy.collective()), OF_COLLECTIVE),
+            own: self.joint.find(&key_of(strategy)),
+        }
+    }
+
+    /// What steps wait for the exchange of each strategy, in samples, as many of them as of `compress_s`, what compressing takes.
+    ///
+    /// Where the network is not known since it changed, the samples are those in which `in_force` (which of them, and the seconds that its
+    /// steps wait) takes what it takes.
+    pub fn sampled(
+        &mut self,
+        of: &[(Strategy, CriticalPath)],
+        (shape, compress_s): (&Shape, &[Vec<f64>]),
+        in_force: Option<(usize, f64)>,
+        draws: &Draws,
+        from: usize,
+    ) -> Vec<Vec<f64>> {
+        let unknown = self.network_sd() > UNSURE_SD;
+        let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
+        let (samples, fixed) = (self.joint.samples(draws, from), self.fixed);
+        let exposed = |i: usize, k: usize, slower: f64| {
+            let places = places[i];
+            let value = |at: usize| match at == places.latency || at == places.bandwidth {
+                true => samples[at][k] + slower,
+                false => samples[at][k],
+            };
+            let own = match places.own {
+                Some(_) => 1.0,
+                None => (OF_ONE.sd * draws.row(from + samples.len() + i)[k]).exp(),
+            };
+            own * places.exposed(of[i].1, (shape, compress_s[i][k]), fixed, value)
+        };
+        // By how much slower the network of a sample has to be, as a logarithm, by bisection.
+        let slower: Vec<f64> = match in_force.filter(|_| unknown) {
+            Some((i, seen_s)) => (0..DRAWS)
+                .map(|k| {
+                    let (mut low, mut high) = (-12.0, 12.0);
+                    for _ in 0..24 {
+                        let middle = 0.5 * (low + high);
+                        if exposed(i, k, middle) < seen_s { low = middle } else { high = middle }
+                    }
+                    0.5 * (low + high)
+                })
+                .collect(),
+            None => vec![0.0; DRAWS],
+        };
+        let sample = |i: usize| -> Vec<f64> {
+            if of[i].1.alpha_s + of[i].1.beta_s <= 0.0 {
+                return vec![0.0; DRAWS];
+            }
+            (0..DRAWS).map(|k| exposed(i, k, slower[k])).collect()
+        };
+        (0..of.len()).map(sample).collect()
+    }
+
+    /// Keeps what is stored of it: numbers of single precision.
+    pub fn round(&mut self) {
+        self.joint.round();
+    }
+
+    /// How many rows of draws [`Self::sampled`] takes for so many strategies.
+    pub fn rows(&self, strategies: usize) -> usize {
+        self.joint.len() + strategies
+    }
+
+    /// How well the network is known: the larger standard deviation of its latencies and its bandwidth, in logarithms.
+    pub fn network_sd(&mut self) -> f64 {
+        self.network().map(|at| self.joint.of(at).sd).into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// Where the quantities are that one strategy's exchange depends on.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    latency: usize,
+    bandwidth: usize,
+    backward: usize,
+    round_trips: usize,
+    collective: usize,
+    own: Option<usize>,
+}
+
+impl Places {
+    fn all(&self) -> Vec<usize> {
+        let mut all = vec![self.latency, self.bandwidth, self.backward, self.round_trips, self.collective];
+        all.extend(self.own);
+        all
+    }
+
+    /// What a step waits for where quantities have these values.
+    fn exposed(
+        &self,
+        path: CriticalPath,
+        (shape, compress_s): (&Shape, f64),
+        fixed: f64,
+        value: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let factor = (value(self.collective) + self.own.map_or(0.0, &value)).exp();
+        let each_s = factor * (FIXED_S + path.alpha_s * (value(self.latency) + value(self.round_trips)).exp());
+        let all_s = factor * path.beta_s * (value(self.bandwidth) - fixed).exp();
+        let (low, high) = BACKWARD_RANGE;
+        let backward_s = value(self.backward).clamp(low, high) * shape.compute_s;
+        shape.exposed(each_s, all_s, (backward_s, compress_s)).max(LEAST_SEEN_S)
+    }
+}
+
+/// Step of numerical derivatives.
+const STEP: f64 = 1e-3;
+
+/// The derivatives of a function by some quantities, and its value.
+fn derived(of: &impl Fn(&[f64]) -> f64, by: &[usize], at: &[f64]) -> (Row, f64) {
+    let mut moved = at.to_vec();
+    let mut slope = |i: usize| {
+        let mut beside = |by: f64| {
+            moved[i] = at[i] + by;
+            let value = of(&moved);
+            moved[i] = at[i];
+            value
+        };
+        (beside(STEP) - beside(-STEP)) / (2.0 * STEP)
+    };
+    (by.iter().map(|i| (*i, slope(*i))).collect(), of(at))
+}
+
+/// What steps showed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seen {
+    /// Seconds that they waited.
+    pub seconds: f64,
+    /// Their noise, in logarithms.
+    pub sd: f64,
+    /// Seconds that compressing took.
+    pub compress_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABIT_BETA: f64 = 8e-9;
+    const BYTES: f64 = 4e7;
+
+    fn strategy(text: &str) -> Strategy {
+        text.parse().unwrap()
+    }
+
+    fn dense() -> Strategy {
+        Strategy::DENSE_RING
+    }
+
+    fn sparse() -> Strategy {
+        strategy("topk(k=0.01)+ef(vanilla)/allgather")
+    }
+
+    /// Eight latencies, and a share of the bytes by the bandwidth that is believed of one link.
+    fn path(exchange: &mut Exchange, share: f64) -> CriticalPath {
+        exchange.fix();
+        CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1) }
+    }
+
+    fn seen(seconds: f64) -> Seen {
+        Seen { seconds, sd: 0.05, compress_s: 0.0 }
+    }
+
+    fn shape() -> Shape {
+        Shape::new(&[], 0.1)
+    }
+
+    /// Of a network of 1 Gbit/s whose links, and dense steps, were measured for a while.
+    fn settled() -> Exchange {
+        let mut exchange = Exchange::default();
+        exchange.begin(GIGABIT_BETA);
+        for second in 0..30 {
+            exchange.widen(1.0);
+            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
+            exchange.test(second % 4, (second + 1) % 4, GIGABIT_BETA);
+            let path = path(&mut exchange, 1.0);
+            assert!(!exchange.steps(&dense(), path, &shape(), seen(0.34)), "after {second} s");
+        }
+        exchange
+    }
+
+    fn mean(samples: &[f64]) -> f64 {
+        samples.iter().sum::<f64>() / samples.len() as f64
+    }
+
+    fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
+        let path = path(exchange, share);
+        exchange.sampled(&[(of, path)], (&shape(), &[vec![0.0; DRAWS]]), in_force, Draws::shared(), 0).remove(0)
+    }
+
+    #[test]
+    fn a_job_takes_what_its_steps_take() {
+        let is = mean(&believed(&mut settled(), dense(), 1.0, None));
+        assert!((is / 0.34 - 1.0).abs() < 0.05, "{is}");
+    }
+
+    #[test]
+    fn a_step_far_off_is_the_network_and_tells_of_all_strategies() {
+        let mut exchange = settled();
+        let factor = |exchange: &mut Exchange| {
+            let places = exchange.places(&dense());
+            exchange.joint.of(places.collective)
+        };
+        let before = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
+        // Ten times less bandwidth.
+        let of_dense = path(&mut exchange, 1.0);
+        assert!(exchange.steps(&dense(), of_dense, &shape(), seen(3.2)));
+        for _ in 0..10 {
+            exchange.widen(1.0);
+            exchange.latency(1e-3, true);
+            let of_dense = path(&mut exchange, 1.0);
+            exchange.steps(&dense(), of_dense, &shape(), seen(3.2));
+        }
+        let (is, sparse) = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
+        assert!((is.mean - before.0.mean).abs() < 0.05, "{is:?} {before:?}");
+        assert!((sparse / 0.33).ln().abs() < 0.35, "{sparse}, before {}", before.1);
+    }
+
+    #[test]
+    fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known() {
+        let mut exchange = settled();
+        let of_dense = path(&mut exchange, 1.0);
+        exchange.steps(&dense(), of_dense, &shape(), seen(3.2));
+        let of_dense = believed(&mut exchange, dense(), 1.0, Some((0, 3.2)));
+        assert!(of_dense.iter().all(|seconds| (seconds / 3.2 - 1.0).abs() < 0.01));
+        let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
+        let both = [(dense(), paths[0]), (sparse(), paths[1])];
+        let none = [vec![0.0; DRAWS], vec![0.0; DRAWS]];
+        let all = exchange.sampled(&both, (&shape(), &none), Some((0, 3.2)), Draws::shared(), 0);
+        let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
+        assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
+    }
+
+    #[test]
+    fn one_test_tells_of_all_links_after_a_change_and_a_slow_node_stays_slow() {
+        let mut exchange = Exchange::default();
+        exchange.begin(GIGABIT_BETA);
+        for second in 0..60u32 {
+            exchange.widen(1.0);
+            let (from, to) = (second % 4, (second + 1) % 4);
+            exchange.test(from, to, if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA });
+        }
+        let ratio = |exchange: &mut Exchange| exchange.beta(3, 1) / exchange.beta(0, 1);
+        assert!((3.0..4.5).contains(&ratio(&mut exchange)), "{}", ratio(&mut exchange));
+        assert!(exchange.test(0, 1, 20.0 * GIGABIT_BETA));
+        let other = exchange.beta(2, 1) / (20.0 * GIGABIT_BETA);
+        assert!((0.6..1.6).contains(&other), "{other}");
+        assert!((3.0..4.5).contains(&ratio(&mut exchange)));
+    }
+
+    #[test]
+    fn latencies_that_fall_leave_the_bandwidth_in_doubt() {
+        let mut exchange = settled();
+        let before = exchange.network_sd();
+        assert!(exchange.latency(1e-5, true));
+        assert!(exchange.network_sd() > 3.0 * before, "{before} {}", exchange.network_sd());
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_taken_in() {
+        let mut exchange = settled();
+        let before = exchange.clone();
+        let of_dense = path(&mut exchange, 1.0);
+        for seconds in [0.0, -1.0, f64::NAN] {
+            assert!(!exchange.steps(&dense(), of_dense, &shape(), seen(seconds)));
+        }
+        assert!(!exchange.latency(f64::NAN, true) && !exchange.test(0, 1, f64::NAN) && !exchange.test(0, 1, 0.0));
+        assert_eq!(exchange.joint, before.joint);
+    }
+}
