@@ -40,14 +40,15 @@ impl CompressTimes {
     /// Takes in what compressing took, against the table's seconds; `noise` is a standard deviation, as a share. What is not above 0
     /// tells nothing.
     pub fn observe(&mut self, (of, cr): (Selector, CompressionRatio), seconds: f64, table_s: f64, noise: f64) {
-        if !(seconds > 0.0 && table_s > 0.0) {
+        let ratio = seconds / table_s;
+        if !(ratio > 0.0 && ratio.is_finite() && noise >= 0.0) {
             return;
         }
         let own = Key::One(of, cr);
         self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
         let mut row = self.row(of);
         row.extend(self.joint.find(&own).map(|at| (at, 1.0)));
-        self.joint.observe(&row, Normal::new((seconds / table_s).ln(), noise));
+        self.joint.observe(&row, Normal::new(ratio.ln(), noise));
     }
 
     /// Seconds over the table's, in samples, of each of some compressors.
@@ -108,6 +109,8 @@ mod tests {
         let mut times = CompressTimes::default();
         times.observe(of("fp16", 1.0), 0.0, 1.0, 0.1);
         times.observe(of("fp16", 1.0), f64::NAN, 1.0, 0.1);
+        times.observe(of("fp16", 1.0), f64::INFINITY, 1.0, 0.1);
+        times.observe(of("fp16", 1.0), 1.0, 1.0, f64::NAN);
         assert_eq!(times, CompressTimes::default());
     }
 }

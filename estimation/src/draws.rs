@@ -1,4 +1,4 @@
-//! Standard normal samples, the same for every strategy, call and machine.
+//! Standard normal samples, the same for every strategy and call of one program.
 
 use std::sync::LazyLock;
 
@@ -15,13 +15,13 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Of every program alike, so that a decision can be made again byte for byte.
+    /// Those of this program: a decision that is made again sees the same.
     pub fn shared() -> &'static Self {
         static SHARED: LazyLock<Draws> = LazyLock::new(Draws::new);
         &SHARED
     }
 
-    /// Latin hypercube: of each quantity one sample in each of [`DRAWS`] intervals of equal probability, in random order. Means of
+    /// Latin hypercube (McKay, Beckman and Conover 1979), centred: of each quantity one sample in each of [`DRAWS`] intervals of equal probability, in random order. Means of
     /// few samples are then those of many.
     fn new() -> Self {
         let mut state = 0x9E37_79B9_7F4A_7C15u64;

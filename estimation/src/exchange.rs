@@ -52,6 +52,8 @@ const LATENCY_SD: f64 = 0.15;
 const BANDWIDTH_SD: f64 = 0.25;
 /// How a network moves without changing: variance per second.
 const WALK: f64 = 4e-4;
+/// What explains a step is at most so far from what is believed, as a logarithm.
+const MOST_SLOWER: f64 = 4.0 * UNKNOWN_SD;
 /// What a NIC differs by from the others.
 const OF_NIC: Normal = Normal::new(0.0, 0.4);
 const NIC_WALK: f64 = 1e-4;
@@ -135,7 +137,7 @@ impl Exchange {
         if !news {
             return false;
         }
-        self.confirmed = true;
+        self.confirmed |= since_change || before.is_none();
         self.joint.shift(latency, -later);
         let far = self.is_far((latency, LATENCY_SD));
         if far {
@@ -149,7 +151,9 @@ impl Exchange {
 
     /// What is expected of the first network: seconds per byte.
     pub fn begin(&mut self, beta: f64) {
-        self.first.get_or_insert(beta.ln());
+        if beta > 0.0 && beta.is_finite() {
+            self.first.get_or_insert(beta.ln());
+        }
     }
 
     /// Takes in a throughput test between two nodes: seconds per byte. Answers whether the network has changed.
@@ -199,13 +203,19 @@ impl Exchange {
 
     /// Takes in what steps waited for their exchange. Answers whether the network has changed.
     pub fn steps(&mut self, strategy: &Strategy, path: CriticalPath, shape: &Shape, seen: Seen) -> bool {
-        if !(seen.seconds > 0.0 && path.alpha_s + path.beta_s > 0.0) {
+        let numbers = [seen.seconds, seen.sd, seen.compress_s, path.alpha_s, path.beta_s, shape.compute_s];
+        let usable = numbers.iter().all(|v| v.is_finite() && *v >= 0.0);
+        if !usable || seen.seconds == 0.0 || path.alpha_s + path.beta_s == 0.0 {
             return false;
         }
         let own = key_of(strategy);
         self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
         let (places, fixed) = (self.places(strategy), self.fixed);
-        let logarithm = |at: &[f64]| places.exposed(path, (shape, seen.compress_s), fixed, |i| at[i]).ln();
+        let own = places.own;
+        let logarithm = |at: &[f64]| {
+            let own = own.map_or(0.0, |own| at[own]);
+            places.exposed(path, (shape, seen.compress_s), (fixed, own), |i| at[i]).ln()
+        };
         let around = |at: &[f64]| derived(&logarithm, &places.all(), at);
         let (row, expected) = around(&self.joint.means());
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
@@ -256,16 +266,19 @@ impl Exchange {
                 false => samples[at][k],
             };
             let own = match places.own {
-                Some(_) => 1.0,
-                None => (OF_ONE.sd * draws.row(from + samples.len() + i)[k]).exp(),
+                Some(own) => samples[own][k],
+                None => OF_ONE.sd * draws.row(from + samples.len() + i)[k],
             };
-            own * places.exposed(of[i].1, (shape, compress_s[i][k]), fixed, value)
+            places.exposed(of[i].1, (shape, compress_s[i][k]), (fixed, own), value)
         };
-        // By how much slower the network of a sample has to be, as a logarithm, by bisection.
-        let slower: Vec<f64> = match in_force.filter(|_| unknown) {
+        // By how much slower the network of a sample has to be, as a logarithm, by bisection; not at all where no network explains it.
+        let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > 0.0) {
             Some((i, seen_s)) => (0..DRAWS)
                 .map(|k| {
-                    let (mut low, mut high) = (-12.0, 12.0);
+                    let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
+                    if !(exposed(i, k, low) < seen_s && seen_s < exposed(i, k, high)) {
+                        return 0.0;
+                    }
                     for _ in 0..24 {
                         let middle = 0.5 * (low + high);
                         if exposed(i, k, middle) < seen_s { low = middle } else { high = middle }
@@ -323,10 +336,10 @@ impl Places {
         &self,
         path: CriticalPath,
         (shape, compress_s): (&Shape, f64),
-        fixed: f64,
+        (fixed, own): (f64, f64),
         value: impl Fn(usize) -> f64,
     ) -> f64 {
-        let factor = (value(self.collective) + self.own.map_or(0.0, &value)).exp();
+        let factor = (value(self.collective) + own).exp();
         let each_s = factor * (FIXED_S + path.alpha_s * (value(self.latency) + value(self.round_trips)).exp());
         let all_s = factor * path.beta_s * (value(self.bandwidth) - fixed).exp();
         let (low, high) = BACKWARD_RANGE;
@@ -493,9 +506,11 @@ mod tests {
         let mut exchange = settled();
         let before = exchange.clone();
         let of_dense = path(&mut exchange, 1.0);
-        for seconds in [0.0, -1.0, f64::NAN] {
+        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(!exchange.steps(&dense(), of_dense, &shape(), seen(seconds)));
         }
+        let unknown = Seen { compress_s: f64::NAN, ..seen(0.34) };
+        assert!(!exchange.steps(&dense(), of_dense, &shape(), unknown));
         assert!(!exchange.latency(f64::NAN, true) && !exchange.test(0, 1, f64::NAN) && !exchange.test(0, 1, 0.0));
         assert_eq!(exchange.joint, before.joint);
     }

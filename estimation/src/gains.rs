@@ -1,7 +1,7 @@
 //! What share of the gradient's energy each compressor keeps.
 //!
-//! The gain of a compressor over ratios c is 1 - exp(-A c^q): ln(-ln(1 - gain)) is a line in ln c. Top-k with error feedback keeps
-//! 0.013, 0.09 and 0.66 at 0.001, 0.01 and 0.1 once its residual has settled, which is q of 0.9 to 1.05
+//! The gain of a compressor over ratios c is 1 - exp(-A c^q): ln(-ln(1 - gain)), the complementary log-log, is a line in ln c. Top-k with error feedback keeps
+//! 0.013, 0.09 and 0.66 at 0.001, 0.01 and 0.1 once its residual has settled, which is q of 0.86 to 1.06
 //! (docs/decisions/gains-left-early.md). All compressors of one kind share level and slope of the line, each has an offset, and so has
 //! AR-Topk, where one rank selects for all, and every strategy that was observed.
 //!
@@ -102,7 +102,8 @@ impl Gains {
     fn row(&mut self, (of, cr): Strategy, assumed: Assumed) -> Row {
         if !of.family.has_ratio() {
             return vec![(
-                self.joint.place(&Key::Family(of.family), Normal::new(scale(assumed.fixed), OF_FIXED_SD)),
+                self.joint
+                    .place(&Key::Family(of.family), Normal::new(scale(assumed.fixed.clamp(0.0, 1.0)), OF_FIXED_SD)),
                 1.0,
             )];
         }
@@ -114,7 +115,7 @@ impl Gains {
             (self.joint.place(&Key::Family(of.family), OF_FAMILY), 1.0),
         ];
         if let Some(selection) = of.selection {
-            let lost = Normal::new(assumed.of_selection.ln(), OF_SELECTION_SD);
+            let lost = Normal::new(assumed.of_selection.clamp(1e-3, 1.0).ln(), OF_SELECTION_SD);
             row.push((self.joint.place(&Key::Selection(selection), lost), 1.0));
         }
         row
@@ -123,7 +124,7 @@ impl Gains {
     /// Takes in a gain that steps or a trial showed, of a residual that had filled for `steps`; `noise` is the standard deviation
     /// of it, as a share. Gains that are not between 0 and 1 tell nothing.
     pub fn observe(&mut self, of: Strategy, assumed: Assumed, gain: f64, steps: f64, noise: f64) {
-        if !(gain > 0.0 && gain < 1.0) {
+        if !(gain > 0.0 && gain < 1.0 && steps >= 0.0 && noise >= 0.0) {
             return;
         }
         let (selector, cr) = of;

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// retransmission timeouts are outliers (Huber's loss).
 const OUTLIER: f64 = 3.0;
 
+/// Less than this share of a variance is what rounding to single precision leaves.
+const LEAST_PIVOT: f64 = 1e-6;
+
 /// Gauss-Newton steps at most.
 const CURVED_STEPS: usize = 8;
 
@@ -56,7 +59,9 @@ impl<K> From<Stored<K>> for Joint<K> {
     fn from(stored: Stored<K>) -> Self {
         let n = stored.keys.len();
         let finite = stored.mean.iter().chain(&stored.covariance).all(|v| v.is_finite());
-        if stored.mean.len() != n || stored.covariance.len() != n * (n + 1) / 2 || !finite {
+        let lengths = stored.mean.len() == n && stored.covariance.len() == n * (n + 1) / 2;
+        let variance = |i: usize| stored.covariance[i * (i + 3) / 2];
+        if !finite || !lengths || (0..n).any(|i| variance(i) < 0.0) {
             return Self::default();
         }
         let at = |i: usize, j: usize| f64::from(stored.covariance[i.max(j) * (i.max(j) + 1) / 2 + i.min(j)]);
@@ -164,19 +169,20 @@ impl<K: PartialEq + Clone> Joint<K> {
     pub fn observe(&mut self, row: &[(usize, f64)], seen: Normal) -> f64 {
         let believed = self.sum(row);
         let total = believed.sd * believed.sd + seen.sd * seen.sd;
-        if !(total > 0.0 && total.is_finite() && seen.mean.is_finite()) {
+        let off = (seen.mean - believed.mean) / total.sqrt();
+        if !(total > 0.0 && total.is_finite() && off.is_finite()) {
             return 0.0;
         }
-        let off = (seen.mean - believed.mean) / total.sqrt();
         let weight = (OUTLIER / off.abs()).min(1.0);
         let n = self.len();
+        let scale = weight / total;
         let with: Vec<f64> = (0..n).map(|at| self.with(row, at)).collect();
         for i in 0..n {
-            self.mean[i] += weight * with[i] / total * (seen.mean - believed.mean);
+            self.mean[i] += scale * with[i] * (seen.mean - believed.mean);
+            let least = LEAST_LEFT * self.covariance[i * n + i];
             for j in 0..n {
-                self.covariance[i * n + j] -= weight * with[i] * with[j] / total;
+                self.covariance[i * n + j] -= scale * (with[i] * with[j]);
             }
-            let least = LEAST_LEFT * (with[i] * with[i] / total);
             let own = &mut self.covariance[i * n + i];
             *own = own.max(least);
         }
@@ -188,10 +194,10 @@ impl<K: PartialEq + Clone> Joint<K> {
         self.mean.iter_mut().chain(&mut self.covariance).for_each(|v| *v = f64::from(*v as f32));
     }
 
-    /// Its variance grows.
+    /// Its variance grows; not by what is negative or no number.
     pub fn widen(&mut self, at: usize, variance: f64) {
         let n = self.len();
-        self.covariance[at * n + at] += variance;
+        self.covariance[at * n + at] += variance.max(0.0);
     }
 
     /// Its value moves by so much, and is known as well as before.
@@ -275,7 +281,7 @@ impl<K: PartialEq + Clone> Joint<K> {
                 let left = self.covariance[i * n + j] - known;
                 root[i * n + j] = match (i == j, root[j * n + j]) {
                     (true, _) => left.max(0.0).sqrt(),
-                    (false, pivot) if pivot > 1e-9 => left / pivot,
+                    (false, pivot) if pivot * pivot > LEAST_PIVOT * self.covariance[j * n + j] => left / pivot,
                     _ => 0.0,
                 };
             }
@@ -323,6 +329,21 @@ mod tests {
     }
 
     #[test]
+    fn the_covariance_is_symmetric_to_the_last_bit_and_what_is_no_number_changes_nothing() {
+        let mut joint = Joint::default();
+        let [a, b] = ["a", "b"].map(|key| joint.place(&key, Normal::new(0.3, 1.7)));
+        for value in [0.1, 50.0, -3.0, 900.0] {
+            joint.observe(&[(a, 0.7), (b, 0.31)], Normal::new(value, 0.13));
+        }
+        assert_eq!(joint.covariance[1], joint.covariance[2]);
+        let before = joint.clone();
+        for (value, sd) in [(f64::NAN, 1.0), (f64::INFINITY, 1.0), (1.0, f64::NAN), (1.0, f64::INFINITY)] {
+            assert_eq!(joint.observe(&[(a, 1.0)], Normal::new(value, sd)), 0.0);
+        }
+        assert_eq!(joint, before);
+    }
+
+    #[test]
     fn what_is_removed_leaves_the_others_as_they_are() {
         let mut joint = Joint::default();
         let all = ["a", "b", "c"].map(|key| joint.place(&key, Normal::new(1.0, 2.0)));
@@ -355,8 +376,10 @@ mod tests {
         joint.round();
         let text = serde_json::to_string(&joint).unwrap();
         assert_eq!(serde_json::from_str::<Joint<String>>(&text).unwrap(), joint);
-        let damaged = text.replacen("0.", "0.0,0.", 1);
-        assert_eq!(serde_json::from_str::<Joint<String>>(&damaged).unwrap(), Joint::default());
+        for damaged in [text.replacen("0.", "0.0,0.", 1), text.replace("\"covariance\":[", "\"covariance\":[-")] {
+            assert_ne!(damaged, text);
+            assert_eq!(serde_json::from_str::<Joint<String>>(&damaged).unwrap(), Joint::default());
+        }
     }
 
     #[test]

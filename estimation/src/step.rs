@@ -3,30 +3,40 @@
 /// How a job computes and what it sends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
-    /// Share of the gradient in each bucket, in the order in which backward has them ready; they add up to 1.
-    pub buckets: Vec<f64>,
+    /// In the order in which backward has them ready.
+    groups: Vec<Group>,
     /// Seconds of forward, backward and update.
     pub compute_s: f64,
 }
 
-/// Most buckets that are reckoned with; small ones count as one.
-const MOST_BUCKETS: usize = 8;
+/// Buckets that are exchanged one after the other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Group {
+    /// Share of the gradient; those of all add up to 1.
+    share: f64,
+    /// How many buckets.
+    count: f64,
+}
+
+/// Most groups of buckets: small neighbours count as ready when the last of them is.
+const MOST_GROUPS: usize = 8;
 
 impl Shape {
     /// Of the values of each bucket; of none: one.
     pub fn new(values: &[u64], compute_s: f64) -> Self {
         let all: f64 = values.iter().map(|n| *n as f64).sum();
-        let mut buckets: Vec<f64> = values.iter().map(|n| *n as f64 / all).filter(|share| *share > 0.0).collect();
-        while buckets.len() > MOST_BUCKETS {
-            let pair = |i: &usize| buckets[*i] + buckets[i + 1];
-            let least = (0..buckets.len() - 1).min_by(|a, b| pair(a).total_cmp(&pair(b))).unwrap_or(0);
-            let next = buckets.remove(least + 1);
-            buckets[least] += next;
+        let group = |n: &u64| Group { share: *n as f64 / all, count: 1.0 };
+        let mut groups: Vec<Group> = values.iter().filter(|n| **n > 0).map(group).collect();
+        while groups.len() > MOST_GROUPS {
+            let pair = |i: &usize| groups[*i].share + groups[i + 1].share;
+            let least = (0..groups.len() - 1).min_by(|a, b| pair(a).total_cmp(&pair(b))).unwrap_or(0);
+            let next = groups.remove(least + 1);
+            groups[least] = Group { share: groups[least].share + next.share, count: groups[least].count + next.count };
         }
-        if buckets.is_empty() {
-            buckets.push(1.0);
+        if groups.is_empty() {
+            groups.push(Group { share: 1.0, count: 1.0 });
         }
-        Self { buckets, compute_s }
+        Self { groups, compute_s }
     }
 
     /// Seconds that a step waits for exchanges after backward has ended. A bucket's exchange takes `each_s` and its share of `all_s`, and
@@ -34,9 +44,9 @@ impl Shape {
     /// after as much of it as it has of the gradient, and are compressed there, `compress_s` in all.
     pub fn exposed(&self, each_s: f64, all_s: f64, (backward_s, compress_s): (f64, f64)) -> f64 {
         let (mut ready, mut end) = (0.0, 0.0_f64);
-        for share in &self.buckets {
-            ready += share * (backward_s + compress_s);
-            end = end.max(ready) + each_s + share * all_s;
+        for group in &self.groups {
+            ready += group.share * (backward_s + compress_s);
+            end = end.max(ready) + group.count * each_s + group.share * all_s;
         }
         end - (backward_s + compress_s)
     }
@@ -49,7 +59,6 @@ mod tests {
 
     #[test]
     fn one_bucket_waits_for_all_of_its_exchange() {
-        assert_eq!(Shape::new(&[], 1.0).buckets, [1.0]);
         assert!((Shape::new(&[], 1.0).exposed(0.1, 2.0, (0.6, 0.3)) - 2.1).abs() < 1e-12);
     }
 
@@ -63,10 +72,11 @@ mod tests {
     }
 
     #[test]
-    fn small_buckets_count_as_one() {
+    fn small_buckets_count_as_ready_together() {
         let shape = Shape::new(&[1; 60], 1.0);
-        assert_eq!(shape.buckets.len(), MOST_BUCKETS);
-        assert!((shape.buckets.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        assert_eq!(shape.groups.len(), MOST_GROUPS);
+        // All of them are sent, each with what it takes by itself.
+        assert!((shape.exposed(0.1, 2.0, (0.0, 0.0)) - 8.0).abs() < 1e-9);
     }
 
     proptest! {
@@ -76,7 +86,8 @@ mod tests {
         ) {
             let shape = Shape::new(&values, 10.0);
             let [longer, shorter] = [backward + 1.0, backward].map(|b| shape.exposed(each, all, (b, 0.0)));
-            let last = each + all * shape.buckets.last().unwrap();
+            let last = shape.groups.last().unwrap();
+            let last = last.count * each + last.share * all;
             prop_assert!(longer <= shorter + 1e-9 && longer >= last - 1e-9, "{longer} {shorter} {last}");
         }
     }
