@@ -54,14 +54,8 @@ impl CompressTimes {
     /// Seconds over the table's, in samples, of each of some compressors.
     pub fn sampled(&mut self, of: &[(Selector, CompressionRatio)], draws: &Draws, from: usize) -> Vec<Vec<f64>> {
         let row = |(selector, cr): &(Selector, CompressionRatio)| {
-            let mut row = self.row(*selector);
-            match self.joint.find(&Key::One(*selector, *cr)) {
-                Some(own) => {
-                    row.push((own, 1.0));
-                    (row, 0.0)
-                }
-                None => (row, OF_ONE.sd),
-            }
+            let row = self.row(*selector);
+            self.joint.with_own(row, &Key::One(*selector, *cr), OF_ONE)
         };
         let rows: Vec<_> = of.iter().map(row).collect();
         let mut sums = self.joint.sums(&rows, draws, from);

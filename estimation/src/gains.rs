@@ -61,7 +61,7 @@ pub struct Gains {
     joint: Joint<Key>,
 }
 
-/// What is assumed of a strategy that nobody has measured.
+/// What is assumed of a strategy that was not measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Assumed {
     /// The gain of a compressor without ratios; not looked at for others.
@@ -146,14 +146,11 @@ impl Gains {
     /// What settled residuals keep, in samples, of each of some strategies; `from` is the first row of draws that is this one's.
     pub fn sampled(&mut self, of: &[(Strategy, Assumed)], draws: &Draws, from: usize) -> Vec<Vec<f64>> {
         let row = |(strategy, assumed): &(Strategy, Assumed)| {
-            let mut row = self.row(*strategy, *assumed);
+            let row = self.row(*strategy, *assumed);
             let (selector, cr) = *strategy;
-            match self.joint.find(&Key::One(selector, cr)) {
-                Some(own) => {
-                    row.push((own, 1.0));
-                    (row, 0.0)
-                }
-                None => (row, if selector.family.has_ratio() { OF_ONE.sd } else { 0.0 }),
+            match selector.family.has_ratio() {
+                true => self.joint.with_own(row, &Key::One(selector, cr), OF_ONE),
+                false => (row, 0.0),
             }
         };
         let rows: Vec<_> = of.iter().map(row).collect();
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_that_nobody_measured_lie_between_those_that_were() {
+    fn ratios_that_were_not_measured_lie_between_those_that_were() {
         let mut gains = Gains::default();
         for (cr, _, settled) in [MEASURED[0], MEASURED[2]] {
             gains.observe(of(cr, None), ASSUMED, settled, LONG, 0.02);

@@ -259,6 +259,14 @@ impl<K: PartialEq + Clone> Joint<K> {
         (0..n).map(sample).collect()
     }
 
+    /// A weighted sum with what it alone differs by: a quantity where that is known, else noise as its prior has it. For
+    /// [`Self::sums`].
+    pub fn with_own(&self, mut row: Row, own: &K, prior: Normal) -> (Row, f64) {
+        let known = self.find(own);
+        row.extend(known.map(|at| (at, 1.0)));
+        (row, if known.is_some() { 0.0 } else { prior.sd })
+    }
+
     /// Samples of weighted sums of the quantities, each with noise of its own of so much standard deviation. They take
     /// [`Self::len`] rows of draws and one for each sum, from `from` on.
     pub fn sums(&self, of: &[(Row, f64)], draws: &Draws, from: usize) -> Vec<Vec<f64>> {
