@@ -47,11 +47,7 @@ pub struct Wanted {
 pub fn decided(cell: &Cell, truth: &Coefficients, data: Arc<Data>, wanted: Wanted) -> Result<AdaptiveRun> {
     let Wanted { seed, goal, who } = wanted;
     match who {
-        Decider::Flexcomm => {
-            let (mut ran, agents) = flexcomm(cell, truth, &data, seed, goal)?;
-            ran.problems.extend(agents.problems());
-            Ok(ran)
-        }
+        Decider::Flexcomm => Ok(flexcomm(cell, truth, &data, seed, goal)?.0),
         Decider::Oracle(script) | Decider::Random(script) => {
             adaptive::run(cell, truth, &data, seed, DENSE.parse()?, &mut adaptive::Script::new(script), goal)
         }
@@ -68,6 +64,7 @@ pub fn flexcomm(
 ) -> Result<(AdaptiveRun, Agents)> {
     let config = RawConfig::default().validate().context("use the controller's defaults")?;
     let mut agents = Agents::new(cell, truth, config)?;
-    let ran = adaptive::run(cell, truth, data, seed, DENSE.parse()?, &mut agents, goal)?;
+    let mut ran = adaptive::run(cell, truth, data, seed, DENSE.parse()?, &mut agents, goal)?;
+    ran.problems.extend(agents.problems());
     Ok((ran, agents))
 }
