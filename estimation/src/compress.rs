@@ -13,6 +13,11 @@ const OF_ONE: Normal = Normal::new(0.0, 0.12);
 const MOST_KNOWN: usize = 12;
 /// How a machine's speed moves: variance per second.
 const DRIFT: f64 = 1e-6;
+/// What is so many standard deviations off has changed,
+const CHANGE: f64 = 4.0;
+/// by about so much for that compressor, and for all.
+const CHANGED_SD: f64 = 1.0;
+const CHANGED_SPEED_SD: f64 = 0.3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum Key {
@@ -48,6 +53,11 @@ impl CompressTimes {
         self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
         let mut row = self.row(of);
         row.extend(self.joint.find(&own).map(|at| (at, 1.0)));
+        if self.joint.is_far(&row, Normal::new(ratio.ln(), noise), CHANGE) {
+            let speed = self.joint.place(&Key::Speed, SPEED);
+            self.joint.widen(speed, CHANGED_SPEED_SD * CHANGED_SPEED_SD);
+            self.joint.find(&own).into_iter().for_each(|at| self.joint.forget(at, CHANGED_SD));
+        }
         self.joint.observe(&row, Normal::new(ratio.ln(), noise));
     }
 
@@ -96,6 +106,21 @@ mod tests {
         let sampled = times.sampled(&[seen, other], Draws::shared(), 0);
         assert!((mean(&sampled[0]) - 2.0).abs() < 0.1, "{}", mean(&sampled[0]));
         assert!((1.4..2.2).contains(&mean(&sampled[1])), "{}", mean(&sampled[1]));
+    }
+
+    #[test]
+    fn a_machine_that_has_become_slow_is_noticed_at_once() {
+        let mut times = CompressTimes::default();
+        let [seen, other] = ["topk(k=*)+ef(vanilla)", "fp16"].map(|text| of(text, 0.01));
+        for _ in 0..50 {
+            times.observe(seen, 1e-3, 1e-3, 0.1);
+        }
+        for _ in 0..3 {
+            times.observe(seen, 20e-3, 1e-3, 0.1);
+        }
+        let sampled = times.sampled(&[seen, other], Draws::shared(), 0);
+        assert!((mean(&sampled[0]) / 20.0 - 1.0).abs() < 0.1, "{}", mean(&sampled[0]));
+        assert!(mean(&sampled[1]) > 1.2, "{}", mean(&sampled[1]));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 pub const DRAWS: usize = 256;
 
 /// Quantities that have samples of their own; further ones share those of the first.
-const ROWS: usize = 160;
+const ROWS: usize = 2048;
 
 /// [`DRAWS`] samples for each of some quantities.
 #[derive(Debug)]

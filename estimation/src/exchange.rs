@@ -19,14 +19,15 @@ use crate::step::Shape;
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 
-/// Seconds on the critical path of the exchange of a whole gradient: latencies as measured, bandwidths as believed when it was reckoned
-/// ([`Exchange::fix`]).
+/// Seconds on the critical path of the exchange of a whole gradient: latencies as measured, bandwidths as expected when it was reckoned.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CriticalPath {
     /// Of latencies alone.
     pub alpha_s: f64,
     /// What the bytes add.
     pub beta_s: f64,
+    /// [`Exchange::common`] at that time.
+    pub common: f64,
 }
 
 /// Seconds of software in every exchange.
@@ -57,12 +58,18 @@ const MOST_SLOWER: f64 = 4.0 * UNKNOWN_SD;
 /// What a NIC differs by from the others.
 const OF_NIC: Normal = Normal::new(0.0, 0.4);
 const NIC_WALK: f64 = 1e-4;
+/// Nodes whose own differences are remembered.
+const MOST_NICS: usize = 64;
 /// Seconds per byte of 1 Gbit/s.
 const GIGABIT: f64 = -18.64;
 /// How a job's own factors move: variance per second.
-const DRIFT: f64 = 2e-5;
+const DRIFT: f64 = 5e-6;
+/// A network is known where its latencies and its bandwidth are known to within this standard deviation, in logarithms.
+const KNOWN_SD: f64 = 0.3;
 /// What is so many standard deviations off is a change.
 const CHANGE: f64 = 4.0;
+/// About a collective that takes another time on the same network, in logarithms.
+const BROKEN_SD: f64 = 1.5;
 
 #[expect(clippy::large_enum_variant, reason = "a job has some dozens")]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -83,23 +90,36 @@ enum Key {
     One(Collective, Selector, CompressionRatio),
 }
 
+/// What steps that took far more or less than expected are put down to.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+enum Cause {
+    /// Nothing is unexplained.
+    #[default]
+    None,
+    /// The network, which tests have not shown since.
+    Network {
+        /// Its bandwidth as it was believed before.
+        before: f64,
+        /// Nodes between which tests have found that since.
+        same: Vec<u32>,
+    },
+    /// Tests have found the network as it was: the collective.
+    Collective,
+}
+
 /// What is believed of a job's exchanges.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Exchange {
     joint: Joint<Key>,
     /// The mean latency as measured last, seconds.
     latency_s: Option<f64>,
     /// Whether latencies were measured since the network changed.
     confirmed: bool,
+    cause: Cause,
     /// Logarithm of the seconds per byte that were expected first.
     first: Option<f64>,
-    /// [`Key::Bandwidth`] that critical paths are reckoned with.
-    #[serde(skip)]
-    fixed: f64,
 }
-
-/// A network is not known where its latencies or its bandwidth are known less well than so.
-const UNSURE_SD: f64 = 0.3;
 
 fn key_of(strategy: &Strategy) -> Key {
     Key::One(strategy.collective(), strategy.selector(), strategy.cr())
@@ -141,6 +161,7 @@ impl Exchange {
         self.joint.shift(latency, -later);
         let far = self.is_far((latency, LATENCY_SD));
         if far {
+            self.cause = Cause::None;
             self.joint.forget(latency, UNKNOWN_SD);
             // Bandwidth was measured on the network before.
             self.joint.widen(bandwidth, 1.0);
@@ -161,18 +182,22 @@ impl Exchange {
         if !(beta > 0.0 && beta.is_finite()) {
             return false;
         }
+        let (up, down) = (Key::Up(from), Key::Down(to));
+        self.joint.place_among(&up, OF_NIC, |key| matches!(key, Key::Up(_)), MOST_NICS);
+        self.joint.place_among(&down, OF_NIC, |key| matches!(key, Key::Down(_)), MOST_NICS);
+        // What is forgotten for them moves the places of others.
         let [_, common] = self.network();
-        let up = self.joint.place(&Key::Up(from), OF_NIC);
-        let down = self.joint.place(&Key::Down(to), OF_NIC);
+        let (up, down) = (self.joint.place(&up, OF_NIC), self.joint.place(&down, OF_NIC));
         let (slower_up, slower_down) = (self.joint.of(up), self.joint.of(down));
-        let apart = (slower_up.mean - slower_down.mean) / slower_up.sd.hypot(slower_down.sd).max(1e-9);
-        let row = match apart {
+        let difference = (slower_up.mean - slower_down.mean) / slower_up.sd.hypot(slower_down.sd).max(1e-9);
+        let row = match difference {
             x if x > 1.0 => vec![(common, 1.0), (up, 1.0)],
             x if x < -1.0 => vec![(common, 1.0), (down, 1.0)],
             _ => vec![(common, 1.0), (up, 0.5), (down, 0.5)],
         };
         let believed = self.joint.sum(&row);
-        let far = (beta.ln() - believed.mean).abs() > CHANGE * believed.sd.hypot(BANDWIDTH_SD);
+        let of_nics = believed.mean - self.joint.of(common).mean;
+        let far = self.joint.is_far(&row, Normal::new(beta.ln(), BANDWIDTH_SD), CHANGE);
         if far {
             self.joint.forget(common, UNKNOWN_SD);
             for at in [up, down] {
@@ -180,7 +205,40 @@ impl Exchange {
             }
         }
         self.joint.observe(&row, Normal::new(beta.ln(), BANDWIDTH_SD));
+        self.explain((from, to), beta.ln() - of_nics);
         far
+    }
+
+    /// A test after steps that were put down to the network: where tests between all nodes find the bandwidth as it was, it is the
+    /// collective.
+    fn explain(&mut self, (from, to): (u32, u32), common: f64) {
+        let nodes = self.nodes();
+        let Cause::Network { before, same } = &mut self.cause else { return };
+        if (common - *before).abs() > CHANGE * BANDWIDTH_SD {
+            self.cause = Cause::None;
+            return;
+        }
+        for node in [from, to] {
+            if !same.contains(&node) {
+                same.push(node);
+            }
+        }
+        if same.len() >= nodes {
+            self.cause = Cause::Collective;
+        }
+    }
+
+    /// How many nodes tests have been run between.
+    fn nodes(&self) -> usize {
+        let mut nodes: Vec<u32> = Vec::new();
+        for key in self.joint.keys() {
+            if let Key::Up(node) | Key::Down(node) = key
+                && !nodes.contains(node)
+            {
+                nodes.push(*node);
+            }
+        }
+        nodes.len()
     }
 
     /// Seconds per byte from one node to another, as expected.
@@ -190,10 +248,10 @@ impl Exchange {
         (self.joint.of(common).mean + of(Key::Up(from)).max(of(Key::Down(to)))).exp()
     }
 
-    /// Critical paths are reckoned with [`Self::beta`] as it is now, until the next call.
-    pub fn fix(&mut self) {
+    /// Seconds per byte that all NICs have in common, as expected.
+    pub fn common(&mut self) -> f64 {
         let [_, common] = self.network();
-        self.fixed = self.joint.of(common).mean;
+        self.joint.of(common).mean.exp()
     }
 
     fn is_far(&self, (at, sd): (usize, f64)) -> bool {
@@ -210,26 +268,49 @@ impl Exchange {
         }
         let own = key_of(strategy);
         self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
-        let (places, fixed) = (self.places(strategy), self.fixed);
+        let places = self.places(strategy);
         let own = places.own;
         let logarithm = |at: &[f64]| {
             let own = own.map_or(0.0, |own| at[own]);
-            places.exposed(path, (shape, seen.compress_s), (fixed, own), |i| at[i]).ln()
+            places.factors(own, |i| at[i]).exposed(path, shape, seen.compress_s).ln()
         };
         let around = |at: &[f64]| derived(&logarithm, &places.all(), at);
         let (row, expected) = around(&self.joint.means());
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
-        let changed = (seen.seconds.ln() - expected).abs() > CHANGE * sd;
-        if changed {
+        let far = (seen.seconds.ln() - expected).abs() > CHANGE * sd;
+        let collective = far && (self.cause == Cause::Collective || !self.explains(&places, &logarithm, seen.seconds));
+        // Until latencies have been measured anew it is one change, however far off steps still are.
+        let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
+        if collective {
+            self.cause = Cause::None;
+            self.joint.forget(places.collective, BROKEN_SD);
+        } else if far {
+            if !matches!(self.cause, Cause::Network { .. }) {
+                let before = self.joint.of(places.bandwidth).mean;
+                self.cause = Cause::Network { before, same: Vec::new() };
+            }
             self.joint.forget(places.latency, UNKNOWN_SD);
             self.joint.forget(places.bandwidth, UNKNOWN_SD);
             self.confirmed = false;
+        } else if self.cause == Cause::Collective {
+            self.cause = Cause::None;
         }
         // Which of the two it was is known once latencies have been measured anew.
         if self.confirmed {
             self.joint.observe_curved(Normal::new(seen.seconds.ln(), seen.sd), around);
         }
-        changed
+        far && !collective && !same
+    }
+
+    /// Whether steps wait for so long on any network, however slow or fast; `logarithm` of what they wait, by the values of all quantities.
+    fn explains(&self, places: &Places, logarithm: &impl Fn(&[f64]) -> f64, seen_s: f64) -> bool {
+        let on = |slower: f64| {
+            let mut at = self.joint.means();
+            at[places.latency] += slower;
+            at[places.bandwidth] += slower;
+            logarithm(&at)
+        };
+        (on(-MOST_SLOWER)..on(MOST_SLOWER)).contains(&seen_s.ln())
     }
 
     fn places(&mut self, strategy: &Strategy) -> Places {
@@ -256,37 +337,42 @@ impl Exchange {
         draws: &Draws,
         from: usize,
     ) -> Vec<Vec<f64>> {
-        let unknown = self.network_sd() > UNSURE_SD;
+        let unknown = !self.knows_network();
         let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
-        let (samples, fixed) = (self.joint.samples(draws, from), self.fixed);
+        let samples = self.joint.samples(draws, from);
+        // All strategies see the same network.
+        let any = places.first().copied();
+        let network = |k: usize| any.map_or(Factors::NONE, |any| any.factors(0.0, |at| samples[at][k]));
+        let network: Vec<Factors> = (0..DRAWS).map(network).collect();
         let exposed = |i: usize, k: usize, slower: f64| {
-            let places = places[i];
-            let value = |at: usize| match at == places.latency || at == places.bandwidth {
-                true => samples[at][k] + slower,
-                false => samples[at][k],
-            };
-            let own = match places.own {
+            let own = match places[i].own {
                 Some(own) => samples[own][k],
                 None => OF_ONE.sd * draws.row(from + samples.len() + i)[k],
             };
-            places.exposed(of[i].1, (shape, compress_s[i][k]), (fixed, own), value)
+            let factors = Factors {
+                collective: (samples[places[i].collective][k] + own).exp(),
+                latency: network[k].latency * slower,
+                bandwidth: network[k].bandwidth * slower,
+                ..network[k]
+            };
+            factors.exposed(of[i].1, shape, compress_s[i][k])
         };
-        // By how much slower the network of a sample has to be, as a logarithm, by bisection; not at all where no network explains it.
+        // How many times slower the network of a sample has to be, by bisection; as it is where no network explains what is seen.
         let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > 0.0) {
             Some((i, seen_s)) => (0..DRAWS)
                 .map(|k| {
                     let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
-                    if !(exposed(i, k, low) < seen_s && seen_s < exposed(i, k, high)) {
-                        return 0.0;
+                    if !(exposed(i, k, low.exp()) < seen_s && seen_s < exposed(i, k, high.exp())) {
+                        return 1.0;
                     }
                     for _ in 0..24 {
                         let middle = 0.5 * (low + high);
-                        if exposed(i, k, middle) < seen_s { low = middle } else { high = middle }
+                        if exposed(i, k, middle.exp()) < seen_s { low = middle } else { high = middle }
                     }
-                    0.5 * (low + high)
+                    (0.5 * (low + high)).exp()
                 })
                 .collect(),
-            None => vec![0.0; DRAWS],
+            None => vec![1.0; DRAWS],
         };
         let sample = |i: usize| -> Vec<f64> {
             if of[i].1.alpha_s + of[i].1.beta_s <= 0.0 {
@@ -307,9 +393,19 @@ impl Exchange {
         self.joint.len() + strategies
     }
 
-    /// How well the network is known: the larger standard deviation of its latencies and its bandwidth, in logarithms.
-    pub fn network_sd(&mut self) -> f64 {
+    /// Whether latencies and bandwidths are known since they changed last.
+    pub fn knows_network(&mut self) -> bool {
+        self.network_sd() < KNOWN_SD
+    }
+
+    /// The larger standard deviation of latencies and bandwidth, in logarithms.
+    fn network_sd(&mut self) -> f64 {
         self.network().map(|at| self.joint.of(at).sd).into_iter().fold(0.0, f64::max)
+    }
+
+    /// Whether steps have shown that the network changed, and no test has confirmed it since.
+    pub fn network_suspected(&self) -> bool {
+        matches!(self.cause, Cause::Network { .. })
     }
 }
 
@@ -331,20 +427,38 @@ impl Places {
         all
     }
 
-    /// What a step waits for where quantities have these values.
-    fn exposed(
-        &self,
-        path: CriticalPath,
-        (shape, compress_s): (&Shape, f64),
-        (fixed, own): (f64, f64),
-        value: impl Fn(usize) -> f64,
-    ) -> f64 {
-        let factor = (value(self.collective) + own).exp();
-        let each_s = factor * (FIXED_S + path.alpha_s * (value(self.latency) + value(self.round_trips)).exp());
-        let all_s = factor * path.beta_s * (value(self.bandwidth) - fixed).exp();
-        let (low, high) = BACKWARD_RANGE;
-        let backward_s = value(self.backward).clamp(low, high) * shape.compute_s;
-        shape.exposed(each_s, all_s, (backward_s, compress_s)).max(LEAST_SEEN_S)
+    /// Where quantities have these values.
+    fn factors(&self, own: f64, value: impl Fn(usize) -> f64) -> Factors {
+        Factors {
+            collective: (value(self.collective) + own).exp(),
+            latency: (value(self.latency) + value(self.round_trips)).exp(),
+            bandwidth: value(self.bandwidth).exp(),
+            backward: value(self.backward).clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1),
+        }
+    }
+}
+
+/// What one strategy's exchange depends on, as factors.
+#[derive(Debug, Clone, Copy)]
+struct Factors {
+    /// Of all of it.
+    collective: f64,
+    /// Of latencies as measured.
+    latency: f64,
+    /// Seconds per byte.
+    bandwidth: f64,
+    /// The share of computing in which buckets become ready.
+    backward: f64,
+}
+
+impl Factors {
+    const NONE: Self = Self { collective: 1.0, latency: 1.0, bandwidth: 1.0, backward: 0.0 };
+
+    /// What a step waits for.
+    fn exposed(&self, path: CriticalPath, shape: &Shape, compress_s: f64) -> f64 {
+        let each_s = self.collective * (FIXED_S + path.alpha_s * self.latency);
+        let all_s = self.collective * path.beta_s * self.bandwidth / path.common;
+        shape.exposed(each_s, all_s, (self.backward * shape.compute_s, compress_s)).max(LEAST_SEEN_S)
     }
 }
 
@@ -355,13 +469,13 @@ const STEP: f64 = 1e-3;
 fn derived(of: &impl Fn(&[f64]) -> f64, by: &[usize], at: &[f64]) -> (Row, f64) {
     let mut moved = at.to_vec();
     let mut slope = |i: usize| {
-        let mut beside = |by: f64| {
+        let mut shifted = |by: f64| {
             moved[i] = at[i] + by;
             let value = of(&moved);
             moved[i] = at[i];
             value
         };
-        (beside(STEP) - beside(-STEP)) / (2.0 * STEP)
+        (shifted(STEP) - shifted(-STEP)) / (2.0 * STEP)
     };
     (by.iter().map(|i| (*i, slope(*i))).collect(), of(at))
 }
@@ -398,8 +512,7 @@ mod tests {
 
     /// Eight latencies, and a share of the bytes by the bandwidth that is believed of one link.
     fn path(exchange: &mut Exchange, share: f64) -> CriticalPath {
-        exchange.fix();
-        CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1) }
+        CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1), common: exchange.common() }
     }
 
     fn seen(seconds: f64) -> Seen {

@@ -5,8 +5,8 @@
 //! (docs/decisions/gains-left-early.md). All compressors of one kind share level and slope of the line, each has an offset, and so has
 //! AR-Topk, where one rank selects for all, and every strategy that was observed.
 //!
-//! A fresh residual flatters: of top-k's five steps after one begins ln(-ln(1 - gain)) is higher by 0.14 |ln c|, which fades as the
-//! residual fills, by exp(-2 c) a step.
+//! A fresh residual biases the gain upwards: over top-k's first five steps ln(-ln(1 - gain)) is higher by 0.14 |ln c|, which fades as the
+//! residual fills, by exp(-2 c) a step. How much a job's do is learnt from what its settled steps keep.
 
 use crate::draws::Draws;
 use crate::joint::{Joint, Normal, Row};
@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 /// ln c is counted from here: the middle of the usual ratios.
 const CENTRE: f64 = 0.01;
 
-const LEVEL: Normal = Normal::new(-2.4, 0.6);
+const LEVEL: Normal = Normal::new(-2.4, 1.0);
 const LEVEL_WITHOUT_MEMORY: Normal = Normal::new(-1.5, 1.0);
-const SLOPE: Normal = Normal::new(0.95, 0.12);
+const SLOPE: Normal = Normal::new(0.95, 0.3);
 const OF_FAMILY: Normal = Normal::new(0.0, 0.35);
 /// About what one rank's indices keep of the others' gradients.
 const OF_SELECTION_SD: f64 = 0.25;
@@ -27,12 +27,16 @@ const OF_ONE: Normal = Normal::new(0.0, 0.12);
 /// What a compressor without ratios keeps, besides what is assumed of it.
 const OF_FIXED_SD: f64 = 0.6;
 
-/// [`fresh`] of one unit of |ln c|, and how much of it is uncertain.
-const FRESH: f64 = 0.14;
-const FRESH_SD: f64 = 0.4;
+/// [`freshness`] of one unit of |ln c|, and how much of it is one strategy's own.
+const FRESH: Normal = Normal::new(0.14, 0.1);
+const FRESH_OF_ONE: f64 = 0.25;
 
 /// How what is kept moves while a job trains: variance per second.
 const DRIFT: f64 = 4e-6;
+
+/// What is so many standard deviations off has changed, and by about so much: a residual that another compressor has left, above all.
+const CHANGE: f64 = 4.0;
+const CHANGED_SD: f64 = 0.5;
 
 /// Strategies whose own offsets are remembered.
 const MOST_KNOWN: usize = 12;
@@ -49,6 +53,7 @@ enum Key {
     Slope { memory: bool },
     Family(Family),
     Selection(Selection),
+    Fresh,
     One(Selector, CompressionRatio),
 }
 
@@ -80,9 +85,9 @@ fn unscale(y: f64) -> f64 {
     -(-y.clamp(RANGE.0, RANGE.1).exp()).exp_m1()
 }
 
-/// How much a residual that has filled for so many steps flatters.
-fn fresh(c: f64, steps: f64) -> f64 {
-    FRESH * -c.ln() * (-2.0 * c * steps).exp()
+/// How much of [`FRESH`] a residual that has filled for so many steps still has.
+fn freshness(c: f64, steps: f64) -> f64 {
+    -c.ln() * (-2.0 * c * steps).exp()
 }
 
 impl Gains {
@@ -136,11 +141,19 @@ impl Gains {
         let mut row = self.row(of, assumed);
         row.extend(self.joint.find(&own).map(|at| (at, 1.0)));
         let fills = of_curve && selector.family.any().memory().is_some();
-        let bias = if fills { fresh(cr.get(), steps) } else { 0.0 };
+        let fresh = if fills { freshness(cr.get(), steps) } else { 0.0 };
+        if fresh > 0.0 {
+            row.push((self.joint.place(&Key::Fresh, FRESH), fresh));
+        }
         // By how much ln(-ln(1 - gain)) moves where gain does, as a share.
         let steep = gain / ((1.0 - gain) * -(-gain).ln_1p());
-        let sd = (noise * steep).hypot(FRESH_SD * bias).max(LEAST_SD);
-        self.joint.observe(&row, Normal::new(scale(gain) - bias, sd));
+        let sd = (noise * steep).hypot(FRESH_OF_ONE * FRESH.mean * fresh).max(LEAST_SD);
+        let seen = Normal::new(scale(gain), sd);
+        if self.joint.is_far(&row, seen, CHANGE) {
+            let own = if of_curve { own } else { Key::Family(selector.family) };
+            self.joint.find(&own).into_iter().for_each(|at| self.joint.forget(at, CHANGED_SD));
+        }
+        self.joint.observe(&row, seen);
     }
 
     /// What settled residuals keep, in samples, of each of some strategies; `from` is the first row of draws that is this one's.

@@ -158,6 +158,12 @@ impl<K: PartialEq + Clone> Joint<K> {
         Normal { mean, sd: variance.max(0.0).sqrt() }
     }
 
+    /// Whether an observation of a weighted sum is more than so many standard deviations from what is believed.
+    pub fn is_far(&self, row: &[(usize, f64)], seen: Normal, deviations: f64) -> bool {
+        let believed = self.sum(row);
+        (seen.mean - believed.mean).abs() > deviations * believed.sd.hypot(seen.sd)
+    }
+
     /// Covariance of one quantity with a weighted sum.
     fn with(&self, row: &[(usize, f64)], at: usize) -> f64 {
         let n = self.len();

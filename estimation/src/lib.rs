@@ -5,6 +5,7 @@
 //! samples of all of it at once, the same ones for every strategy, so that two strategies differ by what they do not have in
 //! common.
 
+pub mod changes;
 pub mod compress;
 pub mod draws;
 pub mod exchange;
@@ -12,6 +13,7 @@ pub mod gains;
 pub mod joint;
 pub mod step;
 
+pub use changes::Changes;
 pub use compress::CompressTimes;
 pub use draws::{DRAWS, Draws};
 pub use exchange::{CriticalPath, Exchange};
