@@ -24,7 +24,7 @@ enum Lab {
     /// Needs root. On a kernel without netem it runs inside user-mode Linux by itself. Everything it makes
     /// (namespaces, devices, processes) is gone when it ends, whichever way it ends.
     ///
-    /// The planner decides sooner than by default and probes may take 20 % of a link, not 1 %: links are scaled down,
+    /// Links are measured more often than by default, and probes may take 20 % of a link, not 1 %: links are scaled down,
     /// tests are not, and a phase lasts a minute.
     Up(Box<Up>),
     /// One training process (rank) of a data-parallel job, as the lab runs on each of its nodes.

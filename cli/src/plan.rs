@@ -94,7 +94,7 @@ pub struct Args {
     policy: PolicyConfig,
 
     /// Least gain that time-to-quality accepts, 0 to 1 (of PowerSGD and GradZip of rank R, least gain^(0.5/R)); what keeps less is listed
-    /// and not chosen. Default 0.05.
+    /// and not chosen. Default 0: no floor.
     #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
     gain_floor: Option<f64>,
 
@@ -398,9 +398,6 @@ impl Plan {
         let gain_per_bucket = buckets.as_ref().is_some_and(buckets::Buckets::have_gains);
         assumed.extend(about_curve(args, &problem, gain_per_bucket, &spaces));
         assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
-        if let (PolicyConfig::TimeToQuality(TimeToQuality { gain_floor, .. }), None) = (&config, args.gain_floor) {
-            assumed.push(format!("nothing with a gain below {gain_floor} is chosen: --gain-floor changes it"));
-        }
         let solved = match &buckets {
             None => Solved::one(&problem, &spaces, &config)?,
             Some(buckets) => buckets::solve(&problem, buckets, (args, &spaces), &config)?,

@@ -35,7 +35,7 @@ Examples:
   flexcomm replay resnet --controller http://ctl:7070    is it decided the same today?
   flexcomm replay resnet --save resnet.json              keep it, or send it to somebody
   flexcomm replay --from resnet.json                     without a controller
-  flexcomm replay resnet --set hysteresis=0.2            what would another margin have decided?")]
+  flexcomm replay resnet --set confidence=0.95           what would have been decided by a surer planner?")]
 pub struct Args {
     /// The job's name.
     #[arg(required_unless_present = "from", conflicts_with = "from", value_parser = job_name)]

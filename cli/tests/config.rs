@@ -32,7 +32,8 @@ fn the_sample_prints_as_the_default() {
 #[test]
 fn a_configuration_that_cannot_be_used_is_not_printed() {
     for (text, said) in [
-        ("[planner]\nhysteresis = -1.0", "planner.hysteresis is -1, allowed is 0 to 0.9"),
+        ("[planner]\nconfidence = -1.0", "planner.confidence is -1, allowed is 0.5 to 0.999"),
+        ("[planner]\nhysteresis = 0.1", "key `planner.hysteresis` is no longer used; in its place: planner.confidence"),
         ("[loop]\ntick_ms = 1", "`loop.tick_ms` is 1, allowed is 10 to 60000"),
     ] {
         let (_folder, path) = written(text.as_bytes());

@@ -171,6 +171,7 @@ fn an_agent_takes_all(stderr_is_open: bool) {
         rank: 0,
         world: 2,
         gradient_values: 1,
+        buckets: Vec::new(),
         momentum: None,
         backend: "x".into(),
         codecs: vec![],

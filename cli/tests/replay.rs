@@ -1,8 +1,8 @@
 //! `flexcomm replay` as users start it: from a controller, from a file, and what it says to bad input.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use flexcomm_domain::{Link, LinkMatrix, Seconds, Timestamp};
-use flexcomm_planner::{Links, Snapshot, decide};
+use flexcomm_domain::{Decision, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_planner::{InForce, Links, Snapshot, decide};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde_json::{Value, json};
@@ -12,23 +12,41 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const SEED: u64 = u64::MAX - 1;
+const AT: Timestamp = Timestamp(1_790_000_000_000_000);
 
 /// A job of dense alone, whose few values the tree moves fastest.
 fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot::new("j".parse().unwrap(), 8, 1000);
     let matrix = LinkMatrix::uniform(8, Link::new(0.01, 1e9).unwrap()).unwrap();
     let age = Seconds::new(0.1).unwrap();
-    snapshot.links = Some(Links { matrix, age, oldest: age, confidence: 0.9 });
+    snapshot.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, nodes: Vec::new(), tests: Vec::new() });
     snapshot.compute = Some(age);
     snapshot.offer.codecs.clear();
     snapshot
 }
 
+/// The same ten seconds after the ring was decided: it is left for the tree.
+fn under_the_ring() -> Value {
+    let snapshot = snapshot();
+    let decision = Decision {
+        job: snapshot.job.clone(),
+        version: Version(1),
+        parent: Version(0),
+        strategy: Strategy::DENSE_RING,
+        decided_at: Timestamp(AT.0 - 10_000_000),
+        reason: String::new(),
+    };
+    let in_force = Some(InForce { decision, applied_at_step: Some(1) });
+    recorded(2, Snapshot { in_force, ..snapshot }, |_| ())
+}
+
 /// What a controller answers of it; the snapshot is changed after the decision.
 fn entry(version: u64, change: impl FnOnce(&mut Value)) -> Value {
-    let snapshot = snapshot();
-    let at = Timestamp(1_790_000_000_000_000);
-    let report = decide(&snapshot, at, &mut ChaCha8Rng::seed_from_u64(SEED)).report;
+    recorded(version, snapshot(), change)
+}
+
+fn recorded(version: u64, snapshot: Snapshot, change: impl FnOnce(&mut Value)) -> Value {
+    let report = decide(&snapshot, AT, &mut ChaCha8Rng::seed_from_u64(SEED)).report;
     let mut stored = serde_json::to_value(snapshot).unwrap();
     change(&mut stored);
     let recorded = json!({ "software": "0.0.9", "seed": SEED, "report": report, "snapshot": stored });
@@ -175,10 +193,10 @@ fn a_controller_s_pages_are_saved_and_read_back() {
 #[test]
 fn another_setting_decides_and_nonsense_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let path = file(folder.path(), &entries()[..1]);
-    let strict = run(&["--from", &path, "--set", "least_confidence=0.95"]);
-    assert!(text(&strict).contains("Under least_confidence = 0.95 in place of what was set."), "{}", text(&strict));
-    assert!(text(&strict).contains("now            untrusted-links"), "{}", text(&strict));
+    let path = file(folder.path(), &[under_the_ring()]);
+    let strict = run(&["--from", &path, "--set", "dwell_s=1000"]);
+    assert!(text(&strict).contains("Under dwell_s = 1000 in place of what was set."), "{}", text(&strict));
+    assert!(text(&strict).contains("now            dwell"), "{}", text(&strict));
     let written = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -186,12 +204,12 @@ fn another_setting_decides_and_nonsense_is_named() {
     };
     let (object, empty) = (written("object.json", "{}"), written("empty.json", "[]"));
     for (args, status, words) in [
-        (&["--from", &path, "--set", "least_confidense=1"][..], 2, "unknown field `least_confidense`"),
-        (&["--from", &path, "--set", "hysteresis"], 2, "expected KEY=VALUE"),
+        (&["--from", &path, "--set", "confidense=1"][..], 2, "unknown field `confidense`"),
+        (&["--from", &path, "--set", "confidence"], 2, "expected KEY=VALUE"),
         (
-            &["--from", &path, "--set", "block_s=2000", "--set", "block_max_s=1000"],
+            &["--from", &path, "--set", "compressors=[\"topk(k=*)\"]", "--set", "biased_without_memory=false"],
             2,
-            "--set block_s=2000, block_max_s=1000: ",
+            "--set compressors=[\"topk(k=*)\"], biased_without_memory=false: ",
         ),
         (&[], 2, "Usage: flexcomm replay [OPTIONS] <JOB>\n       flexcomm replay [OPTIONS] --from <FILE>\n"),
         (&[&path], 2, &format!("did you mean --from {path}?")),

@@ -33,7 +33,7 @@ pub struct RawConfig {
     pub agents: RawAgents,
     /// Probing.
     pub probes: RawProbes,
-    /// The planner's thresholds.
+    /// The planner's settings.
     pub planner: flexcomm_planner::Config,
 }
 
@@ -146,7 +146,7 @@ pub struct Config {
     pub dead_after: Duration,
     /// Probing.
     pub probes: RawProbes,
-    /// The planner's thresholds.
+    /// The planner's settings.
     pub planner: flexcomm_planner::Config,
     /// What compressing takes until a job has shown it.
     pub times: Times,
@@ -184,6 +184,14 @@ pub enum ConfigError {
         nearest: Option<String>,
         /// All valid keys of the section.
         known: String,
+    },
+    /// A key of earlier builds.
+    #[error("key `{key}` is no longer used; in its place: {replacement}")]
+    Replaced {
+        /// With its section.
+        key: String,
+        /// What takes its place, or why nothing does.
+        replacement: &'static str,
     },
     /// A value out of its range.
     #[error("`{key}` is {value}, allowed is {allowed}")]
@@ -347,6 +355,11 @@ fn read_times(path: &Path) -> Result<Times, ConfigError> {
     Times::read(&text).map_err(|error| refuse(error.to_string()))
 }
 
+/// What takes the place of a key that earlier builds had in a section.
+fn replaced(path: &str, key: &str) -> Option<&'static str> {
+    flexcomm_planner::Config::replacement(key).filter(|_| path == "planner.")
+}
+
 /// A policy's keys depend on its name, so that serde checks them.
 const FREE: &str = "planner.policy";
 
@@ -357,8 +370,10 @@ fn unknown_key(given: &serde_json::Value, known: &serde_json::Value, path: &str)
         match known.get(key) {
             Some(_) if full == FREE => {}
             Some(inner) => unknown_key(value, inner, &format!("{full}."))?,
-            None if path == "planner." && flexcomm_planner::Config::FORMER_KEYS.contains(&key.as_str()) => {}
             None => {
+                if let Some(replacement) = replaced(path, key) {
+                    return Err(ConfigError::Replaced { key: full, replacement });
+                }
                 let keys: Vec<&str> = known.keys().map(String::as_str).collect();
                 let nearest = nearest(key, &keys).map(|nearest| format!("{path}{nearest}"));
                 return Err(ConfigError::UnknownKey { key: full, nearest, known: keys.join(", ") });
@@ -431,13 +446,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_earlier_builds_are_read() {
-        let config = RawConfig::parse("[planner]\napply_patience_s = 7.0\nguard_patience_s = 8.0").unwrap();
-        assert_eq!((config.planner.apply_timeout_s.get(), config.planner.guard_timeout_s.get()), (7.0, 8.0));
-        assert!(RawConfig::parse("apply_patience_s = 7.0").is_err());
-        let gone = RawConfig::parse("[planner.policy]\nname = \"time-to-quality\"\nuncompensated = 0.1")
-            .unwrap_err()
-            .to_string();
+    fn keys_of_earlier_builds_are_refused_with_what_takes_their_place() {
+        let refused = |text: &str| RawConfig::parse(text).unwrap_err().to_string();
+        assert_eq!(
+            refused("[planner]\nhysteresis = 0.1"),
+            "key `planner.hysteresis` is no longer used; in its place: planner.confidence, the probability that a change is better"
+        );
+        let patience = refused("[planner]\napply_patience_s = 7.0");
+        assert!(patience.ends_with("in its place: planner.apply_timeout_s"), "{patience}");
+        // Elsewhere it never was a key.
+        assert!(refused("hysteresis = 0.1").starts_with("unknown key `hysteresis`"));
+        let gone = refused("[planner.policy]\nname = \"time-to-quality\"\nuncompensated = 0.1");
         assert!(gone.contains("uncompensated") && gone.contains("exponent"), "{gone}");
     }
 
@@ -502,7 +521,7 @@ mod tests {
             ("[agents]\ndead_after_ms = 100", "agents.dead_after_ms"),
             ("[probes]\nbudget_share = nan", "probes.budget_share"),
             ("[probes]\nmax_bytes = 17000", "probes.max_bytes"),
-            ("[planner]\nhysteresis = 7.0", "planner.hysteresis"),
+            ("[planner]\nconfidence = 7.0", "planner.confidence"),
         ] {
             let error = RawConfig::parse(text).unwrap().validate().unwrap_err().to_string();
             assert!(error.trim_start_matches('`').starts_with(key), "{text}: {error}");

@@ -57,8 +57,8 @@ const ROUND_TRIPS: f64 = 10.0;
 /// time is over, but a report may also be nonsense.
 const BELIEVED: f64 = 2.0;
 
-/// Of so many rounds of tests. Ends take turns, and a test from the other side is worth 0.7: that is above the planner's
-/// 0.5 for two rounds, an estimate of the link's own end for four, so that one test may fail.
+/// Of so many rounds of tests. Ends take turns, and a test from the other side is worth 0.7: that is above the 0.5 from
+/// which a link is stale for two rounds, an estimate of the link's own end for four, so that one test may fail.
 const ROUNDS: f64 = 6.0;
 
 /// However long a round takes, a bandwidth of an hour ago is hardly more than a guess, in seconds.
@@ -105,7 +105,7 @@ pub struct Known {
     pub tested_bps: Option<f64>,
     /// Something says that it changed since the last test.
     pub suspect: bool,
-    /// A job runs over it, and its bandwidth is so unsure that soon nothing can be decided for that job.
+    /// A job runs over it, and its bandwidth is so unsure that it soon tells that job's decisions too little.
     pub stale: bool,
 }
 

@@ -15,6 +15,9 @@ const SETTLE_S: f64 = 3.0;
 /// longer called settled. In seconds.
 const UNSEEN_S: f64 = 10.0;
 
+/// Links count as moved when the model's terms change by this share: two estimates that are each 10 % off differ by 22 % at most.
+const LINK_CHANGE: f64 = 0.25;
+
 /// Coefficients are fitted to intervals that are this old, in seconds.
 pub const FIT_AFTER_S: f64 = 1.0;
 
@@ -67,8 +70,6 @@ pub struct Surroundings {
     pub prediction: Option<Prediction>,
     /// The decision in force.
     pub in_force: Option<(Version, Strategy)>,
-    /// Links count as moved when the model's terms change by this share.
-    pub link_change: f64,
     /// Now.
     pub now: Timestamp,
 }
@@ -148,7 +149,7 @@ fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
         return None;
     };
     let (a, b) = (then.total(), known.terms.total());
-    if (a - b).abs() <= around.link_change * a.min(b) {
+    if (a - b).abs() <= LINK_CHANGE * a.min(b) {
         return None;
     }
     let since = Timestamp(now.0.saturating_sub((UNSEEN_S * 1e6) as u64));
@@ -215,7 +216,7 @@ mod tests {
             model_sync_us: alpha_s * 1e6,
             terms,
         };
-        Surroundings { prediction: Some(prediction), in_force: None, link_change: 0.25, now }
+        Surroundings { prediction: Some(prediction), in_force: None, now }
     }
 
     fn steps(range: std::ops::Range<u64>, version: u64, now: Timestamp) -> Vec<WholeStep> {

@@ -1,7 +1,7 @@
 //! The link matrix as the controller sees it: agents' estimates and active tests put together. Pure.
 
-use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix, NodeName, Seconds, Timestamp};
-use flexcomm_planner::Links;
+use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Bandwidth, Link, LinkMatrix, NodeName, Seconds, Timestamp};
+use flexcomm_planner::{LinkTest, Links};
 use flexcomm_wire::LinkReport;
 use flexcomm_wire::api::LinkView;
 use std::collections::{BTreeMap, BTreeSet};
@@ -256,7 +256,6 @@ fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
 /// The matrix between the ranks that run on `nodes`, or what is missing, in words.
 pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut age_ms = 0.0_f64;
-    // The guard waits until both were measured since the regression began.
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();
@@ -288,13 +287,39 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     if missing.is_empty() {
         let age = Seconds::new(age_ms * 1e-3).map_err(|e| e.to_string())?;
         let oldest = Seconds::new(oldest_ms * 1e-3).map_err(|e| e.to_string())?;
-        return Ok(Links { matrix, age, oldest, confidence: confidence.clamp(0.0, 1.0) });
+        return Ok(Links {
+            matrix,
+            age,
+            oldest,
+            confidence: confidence.clamp(0.0, 1.0),
+            nodes: Vec::new(),
+            tests: Vec::new(),
+        });
     }
     missing.sort();
     missing.dedup();
     let more = if missing.len() > 3 { format!(" and {} more", missing.len() - 3) } else { String::new() };
     missing.truncate(3);
     Err(format!("no estimate of the link {}{more}", missing.join(", ")))
+}
+
+/// Adds the nodes of ranks and the newest tests between them.
+pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Links {
+    let mut known: Vec<&NodeName> = Vec::new();
+    for node in nodes {
+        let at = known.iter().position(|k| *k == node).unwrap_or_else(|| {
+            known.push(node);
+            known.len() - 1
+        });
+        links.nodes.push(at as u32);
+    }
+    let number = |node: &NodeName| known.iter().position(|k| *k == node).map(|at| at as u32);
+    let test = |row: &TestRow| {
+        let (from, to) = (number(&row.src)?, number(&row.dst)?);
+        Some(LinkTest { from, to, bandwidth: Bandwidth::new(row.bandwidth_bps).ok()?, at: row.received })
+    };
+    links.tests = tests.iter().filter_map(test).collect();
+    links
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ mod tests {
             run: None,
             world,
             gradient_values: 1,
+            buckets: Vec::new(),
             momentum: None,
             backend: "x".into(),
             created: Timestamp(0),

@@ -25,6 +25,9 @@ pub fn settings(arguments: &[String]) -> Result<Settings, String> {
     let mut settings = Settings::new();
     for argument in arguments {
         let (key, value) = argument.split_once('=').ok_or_else(|| format!("{argument}: expected KEY=VALUE"))?;
+        if let Some(replacement) = Config::replacement(key) {
+            return Err(format!("{argument}: {key} is no longer used; in its place: {replacement}"));
+        }
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         // Alone, so that what cannot be read is of this argument.
         let alone = Settings::from_iter([(key.to_owned(), value.clone())]);
@@ -72,7 +75,7 @@ pub struct Replayed {
     pub recorded: Option<Choice>,
     /// What this build decides.
     pub now: Option<Choice>,
-    /// What differs first: triggers, candidates, predictions, else fields of the report.
+    /// What differs first: what has changed, candidates, predictions, else fields of the report.
     pub differences: Vec<String>,
     /// How the recorded snapshot's form differs from this build's.
     pub form: Vec<String>,
@@ -167,10 +170,16 @@ fn again(recording: &Recording, at: Option<Timestamp>, settings: &Settings) -> R
         format!("its snapshot was recorded by flexcomm {software} and is none of this version: {error}")
     };
     let mut snapshot = Snapshot::deserialize(&recorded).map_err(unread)?;
-    let read = json(&snapshot)?;
+    let read = as_text(&snapshot)?;
     let form = differences(&recorded, &read).iter().map(Difference::of_form).collect();
     snapshot.config = with(&snapshot.config, settings)?;
     Ok((json(&seeded(&snapshot, at, recording.seed).report)?, form))
+}
+
+/// As it would be stored: numbers of single precision by their few digits.
+fn as_text(snapshot: &Snapshot) -> Result<Value, String> {
+    let text = serde_json::to_string(snapshot).map_err(|error| error.to_string())?;
+    serde_json::from_str(&text).map_err(|error| error.to_string())
 }
 
 fn json(value: &impl Serialize) -> Result<Value, String> {
@@ -193,15 +202,13 @@ fn compare(known: Replayed, recorded: &Value, now: &Value, form: Vec<String>) ->
     Replayed { comparison, now: Some(choice), differences: listed, form, ..known }
 }
 
-/// What explains another choice: what made the planner look, between which candidates, and what it predicted of them.
+/// What explains another choice: what has changed for the planner, between which candidates it chose, and what it predicted of them.
 fn main_differences<'a>(recorded: &'a Value, now: &'a Value) -> Vec<String> {
     let mut listed = Vec::new();
-    let triggers = |report: &Value| -> Vec<String> {
-        report["triggers"].as_array().into_iter().flatten().map(|trigger| text(&trigger["kind"])).collect()
-    };
-    let (before, after) = (triggers(recorded), triggers(now));
+    let changed = |report: &Value| report["changed"].as_str().map_or_else(|| "nothing".to_owned(), str::to_owned);
+    let (before, after) = (changed(recorded), changed(now));
     if before != after {
-        listed.push(format!("triggers: {} -> {}", list(&before), list(&after)));
+        listed.push(format!("changed: {before} -> {after}"));
     }
     let ranked = |report: &Value| -> Vec<String> { alternatives(report).map(|a| canonical(&a["strategy"])).collect() };
     let (before, after) = (ranked(recorded), ranked(now));
@@ -236,10 +243,6 @@ fn canonical(value: &Value) -> String {
 
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 /// Where two values differ.
@@ -299,8 +302,8 @@ fn close(a: &serde_json::Number, b: &serde_json::Number) -> bool {
 mod tests {
     use super::*;
     use crate::cycle::seed;
-    use flexcomm_domain::{JobId, Link, LinkMatrix, Seconds, Version};
-    use flexcomm_planner::Links;
+    use flexcomm_domain::{Decision, JobId, Link, LinkMatrix, Seconds, Version};
+    use flexcomm_planner::{InForce, Links};
     use serde_json::json;
     use serde_json::value::RawValue;
 
@@ -312,19 +315,37 @@ mod tests {
         let mut snapshot = Snapshot::new(job, 8, 1000);
         let matrix = LinkMatrix::uniform(8, Link::new(0.01, 1e9).unwrap()).unwrap();
         let age = Seconds::new(0.1).unwrap();
-        snapshot.links = Some(Links { matrix, age, oldest: age, confidence: 0.9 });
+        snapshot.links =
+            Some(Links { matrix, age, oldest: age, confidence: 0.9, nodes: Vec::new(), tests: Vec::new() });
         snapshot.compute = Some(age);
         snapshot.offer.codecs.clear();
         snapshot
     }
 
+    /// The same ten seconds after the ring was decided.
+    fn under_the_ring() -> Snapshot {
+        let snapshot = snapshot();
+        let decision = Decision {
+            job: snapshot.job.clone(),
+            version: Version(1),
+            parent: Version(0),
+            strategy: Strategy::DENSE_RING,
+            decided_at: Timestamp(NOW.0 - 10_000_000),
+            reason: String::new(),
+        };
+        Snapshot { in_force: Some(InForce { decision, applied_at_step: Some(1) }), ..snapshot }
+    }
+
     /// What would be recorded of it; `change` is made to the snapshot afterwards.
     fn entry(change: impl FnOnce(&mut Value)) -> SnapshotEntry {
-        let snapshot = snapshot();
+        entry_of(&snapshot(), change)
+    }
+
+    fn entry_of(snapshot: &Snapshot, change: impl FnOnce(&mut Value)) -> SnapshotEntry {
         let seed = seed(&snapshot.job, snapshot.version());
-        let report = serde_json::to_value(seeded(&snapshot, NOW, seed).report).unwrap();
+        let report = serde_json::to_value(seeded(snapshot, NOW, seed).report).unwrap();
         assert_eq!(report["verdict"], "change", "{report:#}");
-        let mut text = serde_json::to_value(&snapshot).unwrap();
+        let mut text = serde_json::to_value(snapshot).unwrap();
         change(&mut text);
         let snapshot = RawValue::from_string(text.to_string()).unwrap();
         let recorded = Recording { software: "0.0.9".into(), seed, report, snapshot };
@@ -363,9 +384,9 @@ mod tests {
         assert_eq!(aged.comparison, Comparison::SameStrategy, "{aged:#?}");
         assert_eq!(aged.differences, ["seen.links_age_s: 0.1 -> 0.2"]);
 
-        let stale = again(&entry(|s| s["links"]["age"] = json!(1e6)));
-        let now = stale.now.unwrap();
-        assert_eq!((stale.comparison, now.verdict.as_str()), (Comparison::Different, "untrusted-links"));
+        let blind = again(&entry(|s| s["links"] = Value::Null));
+        let now = blind.now.unwrap();
+        assert_eq!((blind.comparison, now.verdict.as_str()), (Comparison::Different, "no-links"));
     }
 
     #[test]
@@ -393,15 +414,16 @@ mod tests {
     #[test]
     fn settings_take_the_place_of_those_recorded_and_nonsense_is_named() {
         let read = |argument: &str| settings(&[argument.to_owned()]);
-        let strict = replay(&entry(|_| ()), &read("least_confidence=0.95").unwrap());
-        assert_eq!(strict.now.unwrap().verdict, "untrusted-links");
+        let strict = replay(&entry_of(&under_the_ring(), |_| ()), &read("dwell_s=1000").unwrap());
+        assert_eq!(strict.now.unwrap().verdict, "dwell");
         assert!(strict.form.is_empty(), "a setting is no other form");
         assert_eq!(read("policy=knee").unwrap()["policy"], "knee");
         for (argument, said) in [
-            ("hysteresis", "expected KEY=VALUE"),
-            ("hysterisis=0.1", "unknown field"),
-            ("hysteresis=\"a\"", "hysteresis"),
-            ("link_change=0", "link_change"),
+            ("confidence", "expected KEY=VALUE"),
+            ("confidense=0.9", "unknown field"),
+            ("confidence=\"a\"", "invalid type"),
+            ("confidence=0.1", "allowed is 0.5 to 0.999"),
+            ("hysteresis=0.1", "no longer used; in its place: planner.confidence"),
         ] {
             let error = read(argument).unwrap_err();
             assert!(error.starts_with(argument) && error.contains(said), "{error}");
@@ -411,16 +433,23 @@ mod tests {
     #[test]
     fn settings_are_checked_together_whatever_their_order() {
         let read = |arguments: &[&str]| settings(&arguments.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
-        let (block, most) = ("block_s=4000", "block_max_s=5000");
-        assert!(read(&[block]).unwrap_err().starts_with("block_s=4000: "), "alone it is above what is set");
-        assert_eq!(read(&[block, most]), read(&[most, block]));
-        assert_eq!(read(&[block, most]).unwrap().len(), 2);
-        let together = read(&["hysteresis=0.1", block, "block_max_s=1000"]).unwrap_err();
-        assert!(together.starts_with("block_s=4000, block_max_s=1000: "), "{together}");
-        // The one that was not set is out of range then.
-        let other = read(&["hysteresis=0.1", "block_max_s=2"]).unwrap_err();
-        assert!(other.starts_with("block_max_s=2: ") && other.contains("block_s"), "{other}");
-        assert_eq!(read(&["hysteresis=7", "hysteresis=0.1"]).unwrap()["hysteresis"], 0.1, "the last counts");
+        let (lossy, admitted) = ("compressors=[\"topk(k=*)\"]", "biased_without_memory=true");
+        assert!(read(&[lossy]).unwrap_err().starts_with(&format!("{lossy}: ")), "alone it is not admitted");
+        assert_eq!(read(&[lossy, admitted]), read(&[admitted, lossy]));
+        assert_eq!(read(&[lossy, admitted]).unwrap().len(), 2);
+        let together = read(&["confidence=0.9", lossy, "biased_without_memory=false"]).unwrap_err();
+        assert!(together.starts_with(&format!("{lossy}, biased_without_memory=false: ")), "{together}");
+        assert_eq!(read(&["confidence=7", "confidence=0.9"]).unwrap()["confidence"], 0.9, "the last counts");
+    }
+
+    #[test]
+    fn what_has_changed_is_compared_first() {
+        let moved = again(&entry_of(&under_the_ring(), |s| {
+            s["memory"]["links"] = json!({
+                "alpha_mean_s": 0.01, "alpha_worst_s": 0.01, "bandwidth_mean_bps": 1e8, "bandwidth_worst_bps": 1e8
+            });
+        }));
+        assert_eq!(moved.differences[0], "changed: nothing -> bandwidth rose from 100 Mbit/s to 1 Gbit/s");
     }
 
     /// A last bit of a number is no difference, a microsecond of a time is one.

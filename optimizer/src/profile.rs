@@ -5,12 +5,11 @@
 //!   violators, weighted by samples). gain(1) = 1 is a fact and always a point. Between points the
 //!   interpolation is Fritsch and Carlson's monotone cubic. Below the smallest measured c the gain is taken
 //!   to fall in proportion to c, the steepest that top-k can lose: what was not tried is not trusted.
-//! - **t_comp** may rise or fall with c. It is linear in log c between points; outside it follows the curve of a table
-//!   ([`Profile::with_curve`]), scaled to meet the nearest point, and is held constant where there is none.
+//! - **t_comp** may rise or fall with c. It is linear in log c between points and constant outside.
 //!   Dense costs nothing, but that says nothing about c just below 1, so it is no point.
 
 use crate::times::top_k_s;
-use flexcomm_domain::{CodecCost, CompressionRatio, Gain};
+use flexcomm_domain::{CompressionRatio, Gain};
 use serde::{Deserialize, Serialize};
 
 /// Most points a profile keeps: bounds interpolation and what is stored.
@@ -61,9 +60,6 @@ pub enum ProfileError {
 pub struct Profile {
     points: Vec<ProfilePoint>,
     assumed: bool,
-    /// Of one value; only its relations count.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    curve: Option<CodecCost>,
     #[serde(skip_serializing)]
     gain: Curve,
     #[serde(skip_serializing)]
@@ -76,14 +72,12 @@ struct RawProfile {
     points: Vec<ProfilePoint>,
     #[serde(default)]
     assumed: bool,
-    #[serde(default)]
-    curve: Option<CodecCost>,
 }
 
 impl TryFrom<RawProfile> for Profile {
     type Error = ProfileError;
     fn try_from(raw: RawProfile) -> Result<Self, ProfileError> {
-        Ok(Self { curve: raw.curve, ..Self::build(raw.points, raw.assumed)? })
+        Self::build(raw.points, raw.assumed)
     }
 }
 
@@ -110,13 +104,6 @@ impl Profile {
         Self::build(points, true).expect("the prior's points are valid for every size")
     }
 
-    /// The same, with times outside its ratios that change with c as these seconds do, such as a table's.
-    pub fn with_curve(self, seconds: impl Fn(CompressionRatio) -> f64) -> Self {
-        let at = |c: f64| Some((c, seconds(CompressionRatio::new(c).ok()?)));
-        let curve = at(0.001).zip(at(0.1)).map(|(low, high)| CodecCost::through(low, high));
-        Self { curve, ..self }
-    }
-
     /// Whether this is [`Profile::prior`]: nothing was measured.
     pub fn is_assumed(&self) -> bool {
         self.assumed
@@ -130,7 +117,7 @@ impl Profile {
     /// The profile through what `of` makes of each point; the same where that makes none.
     pub fn map(&self, of: impl Fn(&ProfilePoint) -> ProfilePoint) -> Self {
         let mapped = Self::build(self.points.iter().map(of).collect(), self.assumed);
-        mapped.map_or_else(|_| self.clone(), |mapped| Self { curve: self.curve, ..mapped })
+        mapped.unwrap_or_else(|_| self.clone())
     }
 
     /// The only point of a compressor that has one ratio.
@@ -154,19 +141,7 @@ impl Profile {
         if let Some(only) = self.only(c) {
             return only.t_comp_s;
         }
-        if c.is_dense() { 0.0 } else { linear(&self.t_comp, c.get().ln()) * self.outside(c) }
-    }
-
-    /// What c takes over what the outermost point next to it does; 1 between points.
-    fn outside(&self, c: CompressionRatio) -> f64 {
-        let (x, ends) = (c.get().ln(), self.t_comp.first().zip(self.t_comp.last()));
-        let nearest = match ends {
-            Some((low, _)) if x < low.0 => low.0,
-            Some((_, high)) if x > high.0 => high.0,
-            _ => return 1.0,
-        };
-        let times = self.curve.map_or(1.0, |curve| curve.of(1.0, c.get()) / curve.of(1.0, nearest.exp()));
-        if times.is_finite() && times >= 0.0 { times } else { 1.0 }
+        if c.is_dense() { 0.0 } else { linear(&self.t_comp, c.get().ln()) }
     }
 
     fn build(points: Vec<ProfilePoint>, assumed: bool) -> Result<Self, ProfileError> {
@@ -180,7 +155,7 @@ impl Profile {
         let points = merged(points);
         let gain = Curve::through(pooled(&points));
         let t_comp = points.iter().filter(|p| !p.cr.is_dense()).map(|p| (p.cr.get().ln(), p.t_comp_s)).collect();
-        Ok(Self { points, assumed, curve: None, gain, t_comp })
+        Ok(Self { points, assumed, gain, t_comp })
     }
 }
 

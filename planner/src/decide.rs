@@ -1,16 +1,29 @@
 //! One decision from beginning to end; see the crate's walk-through.
 
-use crate::blocks::{Moved, OTHER_NETWORK};
-use crate::choose::{self, Hold, Take};
-use crate::guard::{self, Judgement, Rollback};
-use crate::memory::{DeferredChange, GainReference, LinkSummary, Promise, Seen};
-use crate::solve::{self, Costs, Priced};
+use crate::beliefs::{Beliefs, Priced};
+use crate::memory::LinkSummary;
 use crate::{
-    BucketReport, Keep, Links, Measured, Memory, Observed, Outcome, Report, Snapshot, TrialRequest, Trigger, Verdict,
-    buckets, gains, trial, triggers, words,
+    Alternative, Keep, Memory, Observed, Outcome, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, trial, words,
 };
 use flexcomm_domain::{Decision, Seconds, Strategy, Timestamp};
+use flexcomm_optimizer::{Evaluated, pareto};
 use rand::RngCore;
+
+/// Steps that it takes to learn what a strategy costs; one with error feedback is known later, when its residual has filled.
+const TRY_STEPS: f64 = 15.0;
+const MOST_TRY_STEPS: f64 = 100.0;
+/// What trying a strategy leaves uncertain of what it saves, as a share: noise of medians, and what its residual does later.
+const RESOLUTION: f64 = 0.15;
+/// A score that shares are taken of is at least so much: by some policies dense scores 0.
+const LEAST_SCORE: f64 = 1e-9;
+/// A smaller share is not worth trying for: what is believed is not so exact.
+const LEAST_SAVING: f64 = 0.02;
+/// A strategy stays for at least so many steps: the first are not like the rest.
+const LEAST_DWELL_STEPS: f64 = 5.0;
+/// Least horizon, seconds: what is better now usually stays better after the next change, too.
+const LEAST_HORIZON_S: f64 = 20.0;
+/// Steps of the strategy in force that must be slower than dense ones would be before it is left at once.
+const WATCHDOG_STEPS: u64 = 10;
 
 /// Decides what a job should run from here on, and says why.
 ///
@@ -19,20 +32,9 @@ use rand::RngCore;
 /// ordered; a caller that does neither keeps the old memory.
 pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Sized)) -> Outcome {
     let mut call = Call::new(snapshot, now);
-    if let Err(error) = snapshot.check() {
-        return call.keep(Keep::InvalidSnapshot, format!("the snapshot cannot be used: {error}"));
-    }
-    trial::settle(snapshot, &mut call.memory, now);
-    let ready = call.observe();
-    let contradicted = call.costs.as_ref().is_some_and(|c| c.contradicted.is_some());
-    call.ask_for_trial(ready.is_ok() && !contradicted, rng);
-    match ready {
-        Ok(links) => {
-            call.solve_buckets(rng);
-            call.judge_and_choose(links)
-        }
-        Err((Keep::UntrustedLinks, why)) => call.only_guard(why),
-        Err((keep, why)) => call.keep(keep, why),
+    match call.choose(rng) {
+        Ok(choice) => call.change(choice),
+        Err(Stay { keep, why }) => call.keep(keep, why),
     }
 }
 
@@ -41,11 +43,70 @@ struct Call<'a> {
     s: &'a Snapshot,
     now: Timestamp,
     memory: Memory,
-    costs: Option<Costs>,
-    triggers: Vec<Trigger>,
+    /// Best first.
+    all: Vec<Priced>,
+    /// What each is worth against the strategy in force.
+    worth: Vec<Worth>,
+    contradicted: Option<Seconds>,
     trial: Option<TrialRequest>,
-    rollback: bool,
-    buckets: Option<BucketReport>,
+}
+
+/// What a candidate is worth against the strategy in force, by common samples; shares of what that costs in the mean.
+#[derive(Debug, Clone, Copy, Default)]
+struct Worth {
+    /// What it saves in the mean.
+    saves: f64,
+    /// In which share of samples it is better.
+    sure: f64,
+    /// What it loses where it is worse, in the mean over all samples.
+    loses: f64,
+    /// What is saved by a choice between the two that is made when it has been tried: of what is uncertain now, trying leaves
+    /// [`RESOLUTION`] (Frazier, Powell and Dayanik, The knowledge-gradient policy for correlated normal beliefs, 2009).
+    when_tried: f64,
+}
+
+impl Worth {
+    fn of(candidate: &Priced, current: &Priced) -> Self {
+        match (candidate.mean.is_finite(), current.mean.is_finite()) {
+            (false, _) => return Self { saves: f64::MIN, ..Self::default() },
+            // What the policy does not admit is left for anything that it does.
+            (true, false) => return Self { saves: 1.0, sure: 1.0, ..Self::default() },
+            (true, true) => {}
+        }
+        let (mut sum, mut squares, mut loses, mut better) = (0.0, 0.0, 0.0, 0.0);
+        let unit = current.mean.max(LEAST_SCORE);
+        let each = || candidate.scores.iter().zip(&current.scores).map(|(own, other)| (other - own) / unit);
+        for saves in each() {
+            sum += saves;
+            squares += saves * saves;
+            loses += (-saves).max(0.0);
+            better += f64::from(u8::from(saves > 0.0));
+        }
+        let count = current.scores.len() as f64;
+        let saves = sum / count;
+        let sd = (squares / count - saves * saves).max(0.0).sqrt();
+        let resolved = sd / sd.hypot(RESOLUTION);
+        let when_tried = each().map(|x| (saves + resolved * (x - saves)).max(0.0)).sum::<f64>() / count;
+        Self { saves, sure: better / count, loses: loses / count, when_tried }
+    }
+}
+
+/// What is to be in force from here on.
+struct Choice {
+    to: Strategy,
+    why: String,
+}
+
+/// Why nothing changes.
+struct Stay {
+    keep: Keep,
+    why: String,
+}
+
+impl Stay {
+    fn because(keep: Keep, why: impl Into<String>) -> Self {
+        Self { keep, why: why.into() }
+    }
 }
 
 impl<'a> Call<'a> {
@@ -54,304 +115,349 @@ impl<'a> Call<'a> {
         if memory.dwell_from.is_none() {
             memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
         }
-        memory.heal(now, &s.config);
-        Self { s, now, memory, costs: None, triggers: Vec::new(), trial: None, rollback: false, buckets: None }
+        memory.clamp_times(now);
+        Self { s, now, memory, all: Vec::new(), worth: Vec::new(), contradicted: None, trial: None }
     }
 
-    /// Prices the candidates, takes note of what is measured, and finds what moved. An error says why
-    /// nothing can be decided on this snapshot.
-    fn observe(&mut self) -> Result<LinkSummary, (Keep, String)> {
+    fn choose(&mut self, rng: &mut (impl RngCore + ?Sized)) -> Result<Choice, Stay> {
         let s = self.s;
-        let Some(links) = &s.links else {
-            return Err((Keep::NoLinks, "no estimate covers all links between the job's ranks yet".into()));
-        };
-        gains::note(s, &mut self.memory, self.now);
-        let summary = LinkSummary::of(&links.matrix);
-        let trusted = trusted(s, links, self.now);
-        if trusted.is_ok() && s.compute.is_some() {
-            self.memory.note_links(&summary, &s.config, self.now);
+        s.check().map_err(|e| Stay::because(Keep::InvalidSnapshot, format!("the snapshot cannot be used: {e}")))?;
+        trial::settle(s, &mut self.memory, self.now);
+        let stayed_s = self.stayed_s();
+        self.memory.beliefs.observe(s, self.now, stayed_s);
+        if s.links.is_none() {
+            return Err(Stay::because(Keep::NoLinks, "no estimate covers all links between the job's ranks yet"));
         }
-        self.price(links)?;
-        if self.note_measurements(summary) {
-            self.price(links)?;
-        }
-        trusted.map_err(|why| (Keep::UntrustedLinks, why))?;
         if s.compute.is_none() {
-            return Err((Keep::NoCompute, "no steps are reported yet, so the time of a step is not known".into()));
+            let why = "no steps are reported yet, so the time of a step is not known";
+            return Err(Stay::because(Keep::NoCompute, why));
         }
-        let fallen = choose::fell_unmeasured(s, &self.memory, self.now);
-        self.memory.fallen_since = fallen.then(|| self.memory.fallen_since.unwrap_or(self.now));
-        let ended = self.review_blocks(links, &summary)?;
-        if self.memory.assumed == Some(s.version()) && trial::unmeasured(s).is_empty() {
-            self.memory.dwell_waived = self.memory.assumed.take();
+        self.contradicted = Beliefs::contradicted(s);
+        self.price();
+        let Some(current) = self.in_force() else {
+            return Err(Stay::because(Keep::InvalidSnapshot, "the strategy in force cannot be compared with others"));
+        };
+        self.ask_for_trial(current, rng);
+        if s.in_force.is_none() && self.waits_for_trial() {
+            let why = "the first decision waits for the trial that measures what compression keeps and costs";
+            return Err(Stay::because(Keep::AwaitingTrial, why));
         }
-        let step_s = self.in_force_step();
-        self.triggers = triggers::find(s, &self.memory, &summary, step_s, self.now);
-        self.triggers.extend(ended);
-        let costs = self.costs.as_ref().filter(|_| s.in_force.is_some());
-        if costs.is_some_and(|c| !c.offered) {
-            self.triggers.push(Trigger::Withdrawn);
+        if let Some(choice) = self.watchdog(current) {
+            return Ok(choice);
         }
-        if let Some(c) = costs.filter(|c| c.in_force.score.is_none()) {
-            self.triggers.push(Trigger::NotAdmitted { gain: c.in_force.what.quality().effective_gain() });
-        }
-        Ok(summary)
+        let better = self.better(current);
+        let Some(to) = better.or_else(|| self.worth_trying(current)) else {
+            return self.stay(current);
+        };
+        let why = self.reason(to, current, better.is_none());
+        let waits = |keep| match keep {
+            Keep::NotApplied => "waits until the last decision is in force on all ranks",
+            _ => "waits for the dwell time",
+        };
+        self.may_change(current).map_err(|keep| Stay::because(keep, format!("{}: {why}", waits(keep))))?;
+        Ok(Choice { to: self.all[to].what.strategy, why })
     }
 
-    fn price(&mut self, links: &Links) -> Result<(), (Keep, String)> {
-        let steps = self.s.measured_now().filter(|m| m.steps >= self.s.config.least_steps);
-        let costs = solve::price(self.s, &links.matrix, &self.memory, steps, self.now);
-        let costs = costs.map_err(|e| (Keep::InvalidSnapshot, format!("the candidates cannot be compared: {e}")))?;
-        self.costs = Some(costs);
+    /// Prices the candidates and the strategy in force.
+    fn price(&mut self) {
+        let current = self.s.strategy();
+        let mut strategies = self.s.space().strategies();
+        strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
+        if !strategies.contains(&current) {
+            strategies.push(current);
+        }
+        self.all = self.memory.beliefs.price(self.s, &strategies);
+        if !self.offered() {
+            // It has to be left, whatever it costs.
+            self.all.iter_mut().filter(|x| x.what.strategy == current).for_each(|x| x.mean = f64::INFINITY);
+        }
+        self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
+        if let Some(current) = self.in_force() {
+            self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
+        }
+    }
+
+    fn in_force(&self) -> Option<usize> {
+        self.all.iter().position(|x| x.what.strategy == self.s.strategy())
+    }
+
+    /// Whether the strategy in force still is one that the job offers and its policy allows.
+    fn offered(&self) -> bool {
+        self.s.in_force.is_none() || self.s.space().strategies().contains(&self.s.strategy())
+    }
+
+    /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
+    fn better(&self, current: usize) -> Option<usize> {
+        let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
+        (0..self.all.len()).find(|i| {
+            let worth = self.worth[*i];
+            let pays = !self.all[current].mean.is_finite() || worth.saves * horizon_s > switch_s;
+            *i != current && worth.sure >= self.s.config.confidence && pays
+        })
+    }
+
+    /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
+    fn worth_trying(&mut self, current: usize) -> Option<usize> {
+        let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
+        // A network that is not known will be measured soon, which costs nothing.
+        if !self.memory.beliefs.knows_network() {
+            return None;
+        }
+        // What is being tried is not left for another try before it is known.
+        if self.s.in_force.is_some() && self.stayed_s() < self.try_s(current) {
+            return None;
+        }
+        let gain_s = |i: usize| {
+            let (worth, tried_s) = (self.worth[i], self.try_s(i));
+            worth.when_tried * (horizon_s - tried_s) - worth.loses * tried_s - 2.0 * switch_s
+        };
+        let tried = (0..self.all.len())
+            .filter(|i| *i != current && self.worth[*i].when_tried > LEAST_SAVING)
+            .map(|i| (i, gain_s(i)));
+        let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
+        best.map(|(i, _)| i)
+    }
+
+    /// Seconds until it is known what a candidate costs.
+    fn try_s(&self, of: usize) -> f64 {
+        let what = &self.all[of].what;
+        let fills = what.strategy.spec().ratio().map_or(0.0, |c| 0.5 / c.get()).min(MOST_TRY_STEPS);
+        (TRY_STEPS.max(fills) * what.t_step.get()).max(self.s.config.dwell_s.get())
+    }
+
+    /// For how long the strategy in force has been, seconds; while the clock is before its decision, since that was noticed.
+    fn stayed_s(&self) -> f64 {
+        let decided = self.s.in_force.as_ref().map(|f| f.decision.decided_at).filter(|at| *at <= self.now);
+        decided.or(self.memory.dwell_from).map_or(f64::INFINITY, |from| self.now.since(from).get())
+    }
+
+    /// Steps that take longer than dense ones would are not borne for the dwell time.
+    fn watchdog(&self, current: usize) -> Option<Choice> {
+        let m = self.s.measured_now().filter(|m| m.steps >= WATCHDOG_STEPS)?;
+        let dense = self.all.iter().position(|x| x.what.strategy.is_dense())?;
+        let (is, other, sure) = (&self.all[current].what, &self.all[dense].what, self.worth[dense].sure);
+        let slower = m.t_step > other.t_step && sure >= self.s.config.confidence && self.worth[dense].saves > 0.0;
+        (slower && !is.strategy.is_dense()).then(|| Choice {
+            to: other.strategy,
+            why: format!(
+                "steps of {} take {}, and dense ones {} or less with probability {}",
+                words::strategy(&is.strategy),
+                words::time(m.t_step.get()),
+                words::time(other.t_step.get()),
+                words::percent(sure)
+            ),
+        })
+    }
+
+    /// Nothing is better: the first decision says what is in force, and later ones that it stays.
+    fn stay(&self, current: usize) -> Result<Choice, Stay> {
+        let is = &self.all[current].what;
+        let stays = |what: &Evaluated| format!("{} stays, {}", words::strategy(&what.strategy), words::cost(what));
+        if self.s.in_force.is_none() {
+            // A job that does not offer the ring runs it until the first decision.
+            let offered = self.s.space().strategies();
+            let dense =
+                self.all.iter().map(|x| &x.what).find(|x| x.strategy.is_dense() && offered.contains(&x.strategy));
+            let to = if offered.contains(&is.strategy) { is } else { dense.unwrap_or(is) };
+            let why = format!("{}; {}", self.heading().unwrap_or_default(), stays(to));
+            return Ok(Choice { to: to.strategy, why });
+        }
+        let (best, stays) = (self.worth[0], stays(is));
+        if best.saves <= 0.0 || current == 0 {
+            return Err(Stay::because(Keep::AlreadyBest, format!("{stays}: nothing is expected to be better")));
+        }
+        let (confidence, to) = (self.s.config.confidence, &self.all[0].what);
+        let not_enough = match best.sure < confidence {
+            true => format!("less than the {} asked for", words::percent(confidence)),
+            false => format!("less than a switch costs within {}", words::time(self.horizon_s())),
+        };
+        Err(Stay::because(
+            Keep::NotSure,
+            format!(
+                "{stays}: {}, {}, would save {} with probability {}, {not_enough}",
+                words::strategy(&to.strategy),
+                words::cost(to),
+                words::percent(best.saves),
+                words::percent(best.sure)
+            ),
+        ))
+    }
+
+    /// Why a change that is worth it has to wait.
+    fn may_change(&self, current: usize) -> Result<(), Keep> {
+        let Some(in_force) = &self.s.in_force else { return Ok(()) };
+        let stayed_s = self.stayed_s();
+        let steps_s = LEAST_DWELL_STEPS * self.all[current].what.t_step.get();
+        if in_force.applied_at_step.is_none() && stayed_s < self.s.config.apply_timeout_s.get() {
+            return Err(Keep::NotApplied);
+        }
+        if stayed_s < self.s.config.dwell_s.get().max(steps_s.min(self.s.config.apply_timeout_s.get())) {
+            return Err(Keep::Dwell);
+        }
         Ok(())
     }
 
-    /// Ends blocks that rest on other links than these.
-    fn review_blocks(&mut self, links: &Links, summary: &LinkSummary) -> Result<Option<Trigger>, (Keep, String)> {
-        let Some(costs) = &self.costs else { return Ok(None) };
-        let (s, moved) = (self.s, Moved { links: summary, config: &self.s.config, now: self.now });
-        let known = self.memory.seen.len();
-        let ended = self.memory.review_blocks(&moved, s.version(), |memory, blocked, evidence| {
-            guard::clears(&guard::Look { s, memory, costs, links: summary, now: self.now }, blocked, evidence)
-        });
-        let what = ended.words();
-        if what.is_some() || self.memory.seen.len() != known {
-            self.price(links)?;
-        }
-        Ok(what.map(|what| Trigger::Unblocked { what }))
+    fn horizon_s(&self) -> f64 {
+        let left_s = self.s.remaining.map_or(f64::INFINITY, Seconds::get);
+        self.memory.beliefs.lasts_s().max(LEAST_HORIZON_S).min(left_s)
     }
 
-    fn in_force_step(&self) -> f64 {
-        self.costs.as_ref().map_or(0.0, |c| c.in_force.what.t_step.get())
+    /// What a switch costs, seconds: the setting, and a step at the old pace.
+    fn switch_s(&self, current: usize) -> f64 {
+        self.s.config.switch_cost_s.get() + self.all[current].what.t_step.get()
     }
 
-    /// Notes what the steps in force cost; answers whether that was new. Nothing is noted over links that they contradict.
-    fn note_measurements(&mut self, links: LinkSummary) -> bool {
-        let enough = |m: &&Measured| m.steps >= self.s.config.least_steps;
-        let Some((m, costs)) = self.s.measured_now().filter(enough).zip(self.costs.as_ref()) else { return false };
-        // Steps of the network before would be remembered as this one's. The longest of them show how fast they come now.
-        let modelled_s = || m.t_step.get().max(costs.modelled.t_step.get());
-        let window_s = m.steps as f64 * m.scatter.map_or_else(modelled_s, |x| x.step_high.get());
-        let steady = self.memory.moving.is_none_or(|moving| self.now.since(moving.until).get() >= window_s);
-        let noted = steady && costs.contradicted.is_none();
-        if noted {
-            let (strategy, terms) = (self.s.strategy(), Some(costs.modelled.terms));
-            self.memory.remember(Seen { strategy, cost: *m, links, terms, at: self.now, doubted: false });
-        }
-        let settled = gains::settled(self.s, &self.memory, self.now).is_some();
-        if settled && self.memory.gain.is_none_or(|g| g.version != m.version) {
-            self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
-        }
-        noted
+    fn waits_for_trial(&self) -> bool {
+        self.memory.trial.pending && self.memory.trial.given_up == 0 && !trial::unmeasured(self.s).is_empty()
     }
 
-    /// Asks for a trial when there is reason to. Runs for every snapshot of a job that reports steps.
-    fn ask_for_trial(&mut self, trusted: bool, rng: &mut (impl RngCore + ?Sized)) {
-        if self.s.compute.is_none() {
+    /// Asks for a live trial where what it tells is worth more than it takes.
+    fn ask_for_trial(&mut self, current: usize, rng: &mut (impl RngCore + ?Sized)) {
+        let s = self.s;
+        // What steps have shown of the network a trial does not explain.
+        if self.memory.beliefs.network_suspected() || !trial::may_ask(s, &self.memory, self.now, rng) {
             return;
         }
-        let look = trial::Look { s: self.s, memory: &self.memory, costs: self.costs.as_ref(), trusted, now: self.now };
-        let Some(why) = look.wanted(&self.triggers, rng) else { return };
-        let Some((request, cost_s)) = trial::request(self.s, self.costs.as_ref(), why) else { return };
-        self.memory.trial.asked_at = Some(self.now);
-        self.memory.trial.cost_s = cost_s;
-        self.memory.trial.pending = true;
-        if let Some(m) = gains::settled(self.s, &self.memory, self.now) {
-            self.memory.gain = Some(GainReference { version: m.version, gain: m.gain });
+        let worth_s = self.knowing(current) * self.horizon_s();
+        let why = format!("it costs less than the {} that knowing the best candidate saves", words::time(worth_s));
+        let Some((request, cost_s)) = trial::request(s, &self.all, why) else { return };
+        if worth_s < trial::WORTH * cost_s || cost_s <= 0.0 {
+            return;
         }
+        self.memory.trial.asked_at = Some(self.now);
+        self.memory.trial.pending = true;
         self.trial = Some(request);
     }
 
-    /// With several buckets: a ratio for each, whenever everything is solved again.
-    fn solve_buckets(&mut self, rng: &mut (impl RngCore + ?Sized)) {
-        let Some(costs) = self.costs.as_ref().filter(|_| self.triggers.iter().any(Trigger::solves)) else { return };
-        self.buckets = buckets::solve(self.s, costs, rng);
+    /// Expected value of perfect information: what choosing by the samples' own best saves over the best in the mean, as a share.
+    fn knowing(&self, current: usize) -> f64 {
+        let admitted: Vec<&Priced> = self.all.iter().filter(|x| !x.scores.is_empty()).collect();
+        let Some(best) = admitted.first() else { return 0.0 };
+        let least = |k: usize| admitted.iter().map(|x| x.scores[k]).fold(f64::INFINITY, f64::min);
+        let informed = (0..best.scores.len()).map(least).sum::<f64>() / best.scores.len() as f64;
+        let unit = if self.all[current].mean.is_finite() { self.all[current].mean } else { best.mean };
+        (best.mean - informed) / unit.max(LEAST_SCORE)
     }
 
-    /// On links that cannot be trusted nothing is chosen, but what is measured to be worse than what was measured before
-    /// is left all the same.
-    fn only_guard(mut self, why: String) -> Outcome {
-        let judged = self.costs.as_ref().zip(self.s.links.as_ref()).map(|(costs, links)| {
-            guard::judge(self.s, &mut self.memory, costs, &LinkSummary::of(&links.matrix), self.now)
-        });
-        match judged {
-            Some(Judgement::Roll(rollback)) => {
-                let take = self.roll_back(*rollback);
-                self.change(take)
+    /// One sentence: what changed, what is chosen instead of what, what it saves, and how surely.
+    fn reason(&self, to: usize, from: usize, trying: bool) -> String {
+        let (new, old, worth) = (&self.all[to].what, &self.all[from].what, self.worth[to]);
+        let heading = self.heading().map_or_else(String::new, |heading| format!("{heading}; "));
+        let named = |what: &Evaluated| format!("{}, {}", words::strategy(&what.strategy), words::cost(what));
+        if !self.all[from].mean.is_finite() {
+            let why = if self.offered() { "its policy admits" } else { "the job still offers" };
+            return format!(
+                "{heading}{} is the best that {why}; {} is left",
+                named(new),
+                words::strategy(&old.strategy)
+            );
+        }
+        let sure = words::percent(worth.sure);
+        let benefit = match (&self.s.config.policy, trying) {
+            (PolicyConfig::TimeToQuality(_), true) => {
+                format!("worth trying, less time to the same progress with probability {sure}")
             }
-            _ => self.keep(Keep::UntrustedLinks, why),
-        }
-    }
-
-    /// Guard first, then the choice.
-    fn judge_and_choose(mut self, links: LinkSummary) -> Outcome {
-        let Some(costs) = self.costs.take() else {
-            return self.keep(Keep::InvalidSnapshot, "the candidates cannot be compared".into());
-        };
-        let judgement = guard::judge(self.s, &mut self.memory, &costs, &links, self.now);
-        let result = match judgement {
-            Judgement::Roll(rollback) => Ok(self.roll_back(*rollback)),
-            Judgement::Stay(what) => self.report_regression(&costs, what),
-            Judgement::Fine | Judgement::Suspect => self.choose(&costs),
-        };
-        // While links move nothing counts as solved: the reason names the network from which it all began.
-        let moving = result.as_ref().is_err_and(|hold| hold.keep == Keep::LinksMoving);
-        if !moving && self.triggers.iter().any(Trigger::solves) || self.memory.links.is_none() {
-            self.solved(links, &costs, result.as_ref().ok().map(|take| &take.to));
-        }
-        self.costs = Some(costs);
-        match result {
-            Ok(take) => self.change(take),
-            Err(hold) => {
-                self.memory.deferred = hold.deferred;
-                self.keep(hold.keep, hold.why)
+            (PolicyConfig::TimeToQuality(_), false) => {
+                format!("{} less time to the same progress, with probability {sure}", words::percent(worth.saves))
             }
-        }
+            (other, true) => format!("worth trying, better by {} with probability {sure}", other.policy().name()),
+            (other, false) => {
+                format!("{} better by {}, with probability {sure}", words::percent(worth.saves), other.policy().name())
+            }
+        };
+        let dense = self.all.iter().find(|x| x.what.strategy.is_dense());
+        let dense = dense.filter(|_| !new.strategy.is_dense() && !old.strategy.is_dense());
+        let dense = dense.map_or_else(String::new, |x| format!("; dense takes {}", words::time(x.what.t_step.get())));
+        format!("{heading}{} instead of {}: {benefit}{dense}", named(new), named(old))
     }
 
-    fn roll_back(&mut self, r: Rollback) -> Take {
-        self.triggers.push(Trigger::Guard { what: r.failed.why.clone() });
-        self.rollback = true;
-        self.memory.unblock(&r.to.strategy(), self.now);
-        self.memory.block(r.failed, self.now, &self.s.config);
-        let until = self.memory.blocked.last().map_or(0.0, |b| b.until.since(self.now).get());
-        Take { to: r.to, why: format!("{}; not to be tried again for {}", r.why, words::time(until)) }
-    }
-
-    /// Something is wrong but nothing known is better: the usual choice may still find a way out.
-    fn report_regression(&mut self, costs: &Costs, what: String) -> Result<Take, Hold> {
-        if self.memory.judged == Some(self.s.version()) {
-            return self.choose(costs);
-        }
-        self.memory.judged = Some(self.s.version());
-        self.triggers.push(Trigger::Guard { what: what.clone() });
-        self.choose(costs).map_err(|hold| Hold { keep: Keep::NothingBetter, why: what, ..hold })
-    }
-
-    fn choose(&mut self, costs: &Costs) -> Result<Take, Hold> {
-        if !self.triggers.iter().any(Trigger::solves) {
-            let (keep, why) = match choose::contradicted(costs) {
-                Some(what) => (Keep::LinksContradicted, format!("nothing is compared: {what}")),
-                None => (Keep::NothingMoved, self.nothing_moved(costs)),
-            };
-            return Err(Hold { keep, why, deferred: None });
-        }
+    /// The beginning of a sentence: what changed since the last decision.
+    fn heading(&self) -> Option<String> {
         if self.s.in_force.is_some() {
-            return choose::next(self.s, &self.memory, costs, &self.triggers, self.now);
+            return self.changed();
         }
-        let awaited = self.memory.trial.pending && self.memory.trial.given_up == 0;
-        if awaited && !trial::unmeasured(self.s).is_empty() && !self.on_another_network() {
-            let why = "the first decision waits for the trial that measures what compression keeps and costs".into();
-            return Err(Hold { keep: Keep::AwaitingTrial, why, deferred: None });
-        }
-        choose::first(self.s, costs, &self.first_heading())
-    }
-
-    /// Links seem to move a little as soon as a job and its trial fill them.
-    fn on_another_network(&self) -> bool {
-        let (Some(before), Some(links)) = (self.memory.links, &self.s.links) else { return false };
-        let floor_s = self.s.config.latency_floor_s.get();
-        before.moved(&LinkSummary::of(&links.matrix), OTHER_NETWORK, floor_s)
-    }
-
-    fn first_heading(&self) -> String {
         let links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         let network = links.map_or_else(String::new, |l| {
             format!(", {} and {}", words::rate(l.bandwidth_mean_bps), words::time(l.alpha_mean_s))
         });
-        let assumed = self.s.ranks > 1 && !trial::unmeasured(self.s).is_empty();
-        let prior = if assumed { ", gains not measured yet but assumed" } else { "" };
-        match self.s.ranks {
+        Some(match self.s.ranks {
             1 => "first decision for a single rank".to_owned(),
-            n => format!("first decision for {n} ranks{network}{prior}"),
-        }
+            n => format!("first decision for {n} ranks{network}"),
+        })
     }
 
-    fn nothing_moved(&self, costs: &Costs) -> String {
-        let stays = words::strategy(&costs.in_force.strategy());
-        let trial = match self.triggers.first() {
-            Some(gain) => format!("{}: a new trial is due before anything changes; ", gain.words()),
-            None => String::new(),
-        };
-        let share = words::percent(self.s.config.link_change);
-        format!(
-            "{trial}links and predicted times moved by less than {share}; {stays} stays at {}",
-            costs.in_force.words()
-        )
+    fn changed(&self) -> Option<String> {
+        let links = LinkSummary::of(&self.s.links.as_ref()?.matrix);
+        let moved = words::links_moved(&self.memory.links?, &links);
+        (!moved.is_empty()).then_some(moved)
     }
 
-    /// Remembers for what was solved.
-    fn solved(&mut self, links: LinkSummary, costs: &Costs, taken: Option<&Priced>) {
-        if self.s.in_force.is_none() && taken.is_none() {
-            // Still waiting: what moves from the first look on counts.
-            self.memory.links.get_or_insert(links);
-            return;
-        }
-        self.memory.links = Some(links);
-        self.memory.solved_at = Some(self.now);
-        let leads = taken.is_none() && choose::leads(self.s, costs);
-        self.memory.leads = if leads { self.memory.leads.saturating_add(1) } else { 0 };
-        self.memory.profile_at = self.s.profiles.measured_at;
-        self.memory.predicted_step_s = Some(taken.unwrap_or(&costs.in_force).what.t_step.get());
-    }
-
-    fn change(mut self, take: Take) -> Outcome {
+    fn change(mut self, Choice { to, why }: Choice) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
             parent: self.s.newest_version(),
-            strategy: take.to.strategy(),
+            strategy: to,
             decided_at: self.now,
-            reason: take.why.clone(),
+            reason: why.clone(),
         };
-        let unmeasured = trial::unmeasured(self.s);
-        let assumed =
-            unmeasured.contains(&decision.strategy.selector()) || self.s.in_force.is_none() && !unmeasured.is_empty();
-        self.memory.assumed = assumed.then_some(decision.version);
-        self.memory.previous = Some(self.s.strategy());
-        self.memory.promise = Some(Promise { version: decision.version, gain: take.to.what.gain });
+        let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
-        let cause = || format!("{} was rolled back", words::strategy(&self.s.strategy()));
-        let margin = self.s.config.hysteresis;
-        self.memory.deferred = self.rollback.then(|| DeferredChange { margin, cause: cause() });
-        let chosen = decision.strategy;
-        self.finish(Verdict::Change(decision), "change", take.why, chosen)
+        self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
+        Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }
     }
 
     fn keep(self, keep: Keep, why: String) -> Outcome {
-        let chosen = self.s.strategy();
-        self.finish(Verdict::Keep(keep), keep.as_str(), why, chosen)
+        let report = self.report(keep.as_str(), why, self.s.strategy());
+        Outcome { verdict: Verdict::Keep(keep), report, memory: self.memory, trial: self.trial }
     }
 
-    fn finish(self, verdict: Verdict, name: &str, why: String, chosen: Strategy) -> Outcome {
-        let costs = self.costs.as_ref();
-        let report = Report {
+    fn report(&self, verdict: &str, why: String, chosen: Strategy) -> Report {
+        let candidates: Vec<Evaluated> = self.all.iter().map(|x| x.what.clone()).collect();
+        let front = pareto::front(&candidates);
+        let alternative = |(i, x): (usize, &Priced)| Alternative {
+            strategy: x.what.strategy,
+            t_comp_s: x.what.t_comp.get(),
+            t_sync_s: x.what.t_sync.get(),
+            model_sync_s: x.model_sync.get(),
+            t_step_s: x.what.t_step.get(),
+            gain: x.what.gain,
+            variance: x.what.variance,
+            score: x.mean.is_finite().then_some(x.mean),
+            on_front: front.contains(&i),
+            saves: self.worth.get(i).map_or(0.0, |w| w.saves.max(-1e9)),
+            sure: self.worth.get(i).map_or(0.0, |w| w.sure),
+            terms: x.what.terms,
+        };
+        let mut alternatives: Vec<Alternative> = self.all.iter().enumerate().map(alternative).collect();
+        let in_force = alternatives.iter().find(|a| a.strategy == self.s.strategy()).cloned();
+        if !self.offered() {
+            alternatives.retain(|a| a.strategy != self.s.strategy());
+        }
+        Report {
             job: self.s.job.clone(),
             at: self.now,
-            verdict: name.to_owned(),
+            verdict: verdict.to_owned(),
             why,
             seen: self.observed(),
-            in_force: costs.map(|c| (&c.measured).into()),
-            contradicted_s: costs.and_then(|c| c.contradicted).map(Seconds::get),
-            best: costs.and_then(|c| c.best.as_ref()).map(Into::into),
+            changed: self.changed(),
+            in_force,
+            contradicted_s: self.contradicted.map(Seconds::get),
+            best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
             chosen,
             policy: self.s.config.policy.policy().name().to_owned(),
-            alternatives: costs.map_or_else(Vec::new, |c| c.all.iter().map(Into::into).collect()),
+            front: alternatives.iter().filter(|a| a.on_front).map(|a| a.strategy).collect(),
+            alternatives,
             left_out: self.s.all_left_out(),
-            front: costs.map_or_else(Vec::new, Costs::front),
-            blocked: self.memory.blocked.iter().filter(|b| self.now < b.until).cloned().collect(),
-            rollback: self.rollback,
-            trial: self.trial_words(),
-            buckets: self.buckets,
-            triggers: self.triggers,
-        };
-        Outcome { verdict, report, memory: self.memory, trial: self.trial }
+            trial: self.asked(),
+            horizon_s: self.horizon_s(),
+        }
     }
 
-    fn trial_words(&self) -> Option<String> {
+    fn asked(&self) -> Option<String> {
         match &self.trial {
-            Some(t) => Some(format!("asked for {} candidates: {}", t.candidates.len(), t.why)),
-            None => self.memory.trial.pending.then(|| "under way".to_owned()),
+            Some(trial) => Some(format!("asked for {} candidates: {}", trial.candidates.len(), trial.why)),
+            None => self.memory.trial.pending.then(|| "its answer is awaited".to_owned()),
         }
     }
 
@@ -363,29 +469,13 @@ impl<'a> Call<'a> {
             backend: s.backend.clone(),
             version: s.version(),
             links: s.links.as_ref().map(|l| LinkSummary::of(&l.matrix)),
-            links_before: s.memory.links,
+            links_before: self.memory.links,
             links_age_s: s.links.as_ref().map(|l| l.age.get()),
             links_oldest_s: s.links.as_ref().map(|l| l.oldest.get()),
             links_confidence: s.links.as_ref().map(|l| l.confidence),
             compute_s: s.compute.map(|c| c.get()),
             measured: s.measured_now().copied(),
-            gain_correction: self.costs.as_ref().and_then(|c| c.gain_power),
             profile_measured: s.profiles.measured_at.is_some(),
         }
     }
-}
-
-/// Whether the links are known well enough to act on. A first decision may also rest on a fresh trial: its measured times
-/// are what the predictions were fitted to, whatever the estimates of the links are worth.
-pub(crate) fn trusted(s: &Snapshot, links: &Links, now: Timestamp) -> Result<(), String> {
-    if links.age > s.config.max_link_age_s {
-        let (age, most) = (words::time(links.age.get()), words::time(s.config.max_link_age_s.get()));
-        return Err(format!("the newest sample of a link is {age} old, older than {most}"));
-    }
-    let tried = s.profiles.tried_at.filter(|at| s.in_force.is_none() && now.since(*at) <= s.config.max_link_age_s);
-    if links.confidence < s.config.least_confidence && tried.is_none() {
-        let (is, least) = (words::number(links.confidence), words::number(s.config.least_confidence));
-        return Err(format!("the estimate of a link has confidence {is}, less than the {least} needed to act on it"));
-    }
-    Ok(())
 }

@@ -2,91 +2,59 @@
 //!
 //! No IO, no clock, no ambient randomness: the same snapshot, time and state of the generator give the same
 //! answer byte for byte, so every decision that was ever made can be replayed from what was stored with it.
-//! One call costs well under a millisecond; a caller calls it for each job at every look, about once a second.
+//! One call costs some milliseconds; a caller calls it for each job at every look, about once a second.
 //!
 //! # One decision from beginning to end
 //!
 //! ResNet50 on 8 ranks runs `topk@0.011/allgather` as version 1. Its network falls from 25 Gbit/s to 250 Mbit/s.
 //!
-//! 1. **Gather** (the caller). It fills a [`Snapshot`]: the link matrix with the ages of its samples and
-//!    its least confidence, the profile from the last trial, the fitted coefficients, the medians of the
-//!    newest steps, the decision in force, the settings ([`Config`]), and the [`Memory`] that the last call
-//!    returned. Steps show the change first: the guard sees half a second per step against 40 ms predicted, and
-//!    waits, because no link has been measured anew since.
-//! 2. **Price** (`solve.rs`). The optimizer predicts every candidate on the links of now: t_comp, t_sync, t_step
-//!    and gain. What the job has measured itself outweighs what was fitted elsewhere (`calibration.rs`). Trials begin with a fresh residual and overrate small ratios: where settled steps kept less, or have
-//!    drifted since, the profile follows them (`gains.rs`).
-//! 3. **Trust**. Links too old or too uncertain: nothing is decided, the report says which and why. Else blocks that
-//!    rest on other links than these end (`blocks.rs`).
-//! 4. **Triggers** (`triggers.rs`). The mean bandwidth moved by more than 25 %, so it is time to solve again.
-//!    Others are: the first decision, a new profile, predicted times that moved though the links did not, a
-//!    change deferred before, a strategy no longer offered or admitted, a block that the links have ended, a regular
-//!    review. A gain that moved by 10 % or more asks for a **trial** (`trial.rs`), whose profile is the trigger then.
-//!    While dense runs none is asked for unless compressing would win provided that it lost nothing (`benefit_bound.rs`).
-//!    Nothing of that: the answer is `nothing-moved`, with all predicted times all the same.
-//! 5. **Guard** (`guard.rs`). Steps measured worse than predicted, or than dense, beyond a margin, for longer
-//!    than the guard's timeout, on links measured since that do not move: where dense or the strategy before is known to
-//!    be better, it is left for the best that remains, and what failed is blocked for a while, longer each time. Nothing
-//!    known is better: the guard says so once and stays. A block ends early when the links have moved by a factor
-//!    of two. When they explain soon after what the steps took, it was the network and counts as no failure (`blocks.rs`).
-//! 6. **Choose** (`choose.rs`). The policy picks a point of the front among what is not blocked and clears its floor of
-//!    the gain by a margin, which what is in force need not (`floor.rs`). It must win by
-//!    the hysteresis (more when only noise can have moved it), save more over the horizon than the switch costs,
-//!    and come after the dwell time, when the last decision is in force everywhere. Here it does: version 2,
-//!    "bandwidth fell from 25 Gbit/s to 250 Mbit/s; topk at CR 0.001 by art-ring (star) predicted 61.5 ms per step
-//!    at gain 0.437 against 536 ms per step at gain 0.582 for the one in force, topk at CR 0.011 by allgather
-//!    (84.7 % better by time-to-quality)".
-//! 7. **Report** (`report.rs`). What was seen, what moved, every alternative with its times and score, the
-//!    front, what is blocked, the sentence why. No change is a decision too and has its sentence.
-//! 8. **Check** (the caller, with [`check`]). [`checker`] shares no code with the above and has its own
-//!    arithmetic. A violation: nothing is published, the old memory is kept, someone is told.
-//! 9. **Apply and record** (the caller). Decision, report and memory are stored in one transaction, then the
+//! 1. **Gather** (the caller). It fills a [`Snapshot`]: the link matrix and the newest throughput tests, what trials found, the medians
+//!    of the newest steps, the decision in force, the settings ([`Config`]), and the [`Memory`] that the last call returned.
+//! 2. **Observe** (`beliefs.rs`). Latencies, tests, trials and steps are observations of what `flexcomm-estimation` believes, each with
+//!    its noise. Steps show the change first: half a second where 40 ms were expected is no noise, so the network has changed and is not
+//!    known. Until latencies and bandwidths are measured anew, its samples are those in which the strategy in force takes what its
+//!    steps take.
+//! 3. **Price** (`beliefs.rs`). Every candidate gets 256 samples of what it costs by the policy: seconds for the progress of a dense step.
+//!    Samples are common: in one of them all candidates see the same network, the same machine and the same gains.
+//! 4. **Trial** (`trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network changes next,
+//!    than the trial takes.
+//! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
+//!    more than the switch costs until the network changes next or the job ends. One that is less sure is tried in earnest when what it
+//!    would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
+//!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be.
+//! 6. **Report** (`report.rs`). What was seen and what changed, every alternative with its times, what it saves and how surely, the front,
+//!    the sentence why. No change is a decision too and has its sentence.
+//! 7. **Check** (the caller, with [`check`]). [`checker`] shares no code with the above and judges from the snapshot. A violation:
+//!    nothing is published, the old memory is kept, and an error is logged.
+//! 8. **Apply and record** (the caller). Decision, report and memory are stored in one transaction, then the
 //!    decision is published, and the trial, if one is asked for, is ordered.
 //!
 //! # What may be relied on
 //!
-//! Versions grow by one. Between two changes lies the dwell time, except for a rollback, and after one whose reason the
-//! links have explained. No block outlives the network that it was made on. Except for a rollback, or when the strategy
-//! in force is no longer offered or admitted, a change scores better by the policy than what it replaces. A gain about as
-//! large as the policy's floor is left once and not taken again before it has risen by a margin (`floor.rs`), however
-//! noisy it is. A clock that jumps back costs one dwell time at most. Memory that was lost costs a margin or a block,
-//! never a wrong decision. `tests/properties.rs` holds all of this.
-//!
-//! # Adding a trigger
-//!
-//! A variant of [`Trigger`] with its words, a line in `triggers::find`, a case in `tests/decisions.rs`, and a
-//! scenario in `sim/scenarios/` in which it matters.
+//! Versions grow by one. Between two changes lies the dwell time, except for one back to dense. A change is
+//! expected to save more than the switch costs, or is a try whose expected gain exceeds what it may lose. A clock that jumps back costs two dwell times at most. `tests/planner/properties.rs` checks
+//! versions, the dwell time, replay and clock jumps.
 
-mod benefit_bound;
-mod blocks;
-mod buckets;
-mod calibration;
+pub mod beliefs;
 mod candidates;
 pub mod checker;
-mod choose;
 mod config;
 mod decide;
-mod floor;
-mod gains;
-mod guard;
 pub mod memory;
 mod report;
 mod snapshot;
-mod solve;
 mod trial;
-mod triggers;
 mod words;
 
 pub use candidates::{Allowed, AllowedError, LeftOut, NOT_EMPTY};
 pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
-pub use flexcomm_optimizer::{Bucket, PolicyConfig, Solver};
+pub use flexcomm_optimizer::PolicyConfig;
 pub use memory::Memory;
-pub use report::{Alternative, BucketReport, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
-pub use snapshot::{InForce, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
+pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
+pub use snapshot::{InForce, LinkTest, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
 pub use trial::{one_of_each, thinned};
-pub use triggers::Trigger;
 
 /// Most candidates in one trial: what the wire carries.
 pub const MAX_TRIAL_CANDIDATES: usize = 16;

@@ -1,11 +1,9 @@
 //! What a call saw, what it chose, what the alternatives would cost, and why.
 
-use crate::memory::{Blocked, LinkSummary};
-use crate::{LeftOut, Measured, Trigger};
-use flexcomm_domain::{
-    Collective, CompressionRatio, Decision, Family, Gain, JobId, Seconds, Strategy, Timestamp, Version,
-};
-use flexcomm_optimizer::{Solver, Terms};
+use crate::memory::LinkSummary;
+use crate::{LeftOut, Measured};
+use flexcomm_domain::{Decision, Family, Gain, JobId, Seconds, Strategy, Timestamp, Version};
+use flexcomm_optimizer::Terms;
 use serde::{Deserialize, Serialize};
 
 /// What [`crate::decide`] answers.
@@ -50,50 +48,44 @@ pub enum Keep {
     InvalidSnapshot,
     /// No estimate covers all links of the job.
     NoLinks,
-    /// The links are too old or too uncertain to act on.
-    UntrustedLinks,
     /// The first decision waits for the first step reports: the step time is not known.
     NoCompute,
     /// The first decision waits for the first trial.
     AwaitingTrial,
-    /// Nothing moved since the last look.
-    NothingMoved,
-    /// The strategy in force is the best.
+    /// Nothing is expected to be better than the strategy in force.
     AlreadyBest,
-    /// A better one exists, by less than the margin.
-    Hysteresis,
-    /// A better one exists, but the switch costs more than it brings.
-    SwitchCost,
+    /// Something is expected to be better, but not surely enough, or it saves less than the switch costs.
+    NotSure,
     /// A better one exists; the one in force has not been there for long enough.
     Dwell,
     /// A better one exists; the newest decision is not in force on every rank yet.
     NotApplied,
-    /// A better one exists; the links were still moving a moment ago.
-    LinksMoving,
-    /// A better one exists by what the links claim now, but the newest steps tell of another network.
-    LinksContradicted,
-    /// It is slower than predicted, but nothing known is better.
-    NothingBetter,
 }
 
 impl Keep {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::InvalidSnapshot,
+        Self::NoLinks,
+        Self::NoCompute,
+        Self::AwaitingTrial,
+        Self::AlreadyBest,
+        Self::NotSure,
+        Self::Dwell,
+        Self::NotApplied,
+    ];
+
     /// The name in metrics and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InvalidSnapshot => "invalid-snapshot",
             Self::NoLinks => "no-links",
-            Self::UntrustedLinks => "untrusted-links",
             Self::NoCompute => "no-compute",
             Self::AwaitingTrial => "awaiting-trial",
-            Self::NothingMoved => "nothing-moved",
             Self::AlreadyBest => "already-best",
-            Self::Hysteresis => "hysteresis",
-            Self::SwitchCost => "switch-cost",
+            Self::NotSure => "not-sure",
             Self::Dwell => "dwell",
             Self::NotApplied => "not-applied",
-            Self::LinksMoving => "links-moving",
-            Self::LinksContradicted => "links-contradicted",
-            Self::NothingBetter => "nothing-better",
         }
     }
 }
@@ -124,14 +116,15 @@ pub struct Report {
     pub why: String,
     /// What was seen.
     pub seen: Observed,
-    /// What made the planner look again; empty when nothing moved.
-    pub triggers: Vec<Trigger>,
+    /// What changed since the last decision, in words; absent when the links did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<String>,
     /// The strategy in force when the call was made, as it is believed to cost now.
     pub in_force: Option<Alternative>,
-    /// The step that the links claim for the strategy in force where its newest steps tell of another network, seconds.
+    /// The step that the links claim for the strategy in force where its newest steps show a network that is far faster, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contradicted_s: Option<f64>,
-    /// The best one, whether chosen or deferred.
+    /// The best one as expected, whether chosen or not.
     pub best: Option<Alternative>,
     /// The strategy that runs from here on.
     pub chosen: Strategy,
@@ -144,43 +137,11 @@ pub struct Report {
     pub left_out: Vec<(Family, LeftOut)>,
     /// The candidates on the Pareto front of (t_comp, t_sync, 1/gain).
     pub front: Vec<Strategy>,
-    /// Strategies not to return to for a while.
-    pub blocked: Vec<Blocked>,
-    /// Whether this is a rollback by the guard.
-    pub rollback: bool,
     /// The trial that is asked for or awaited, in words.
     pub trial: Option<String>,
-    /// With several buckets, and when everything was solved: the best ratio for each. Advice so far, since a decision
-    /// has one ratio.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub buckets: Option<BucketReport>,
-}
-
-/// A ratio per bucket, with what it would cost if each bucket is sent by itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BucketReport {
-    /// How it was found.
-    pub solver: Solver,
-    /// Seed of the search; without effect where every plan was listed.
-    pub seed: u64,
-    /// Points of the front.
-    pub front: usize,
-    /// What the values are selected by; `none` when dense.
-    pub compressor: Family,
-    /// How they travel.
-    pub collective: Collective,
-    /// A ratio per bucket, in the snapshot's order.
-    pub crs: Vec<CompressionRatio>,
-    /// Compress and decompress, seconds.
-    pub t_comp_s: f64,
-    /// The collectives of all buckets one after the other, seconds.
-    pub t_sync_s: f64,
-    /// The whole step, seconds.
-    pub t_step_s: f64,
-    /// Predicted gain of the whole gradient.
-    pub gain: Gain,
-    /// What the policy minimises; absent when it does not admit the plan.
-    pub score: Option<f64>,
+    /// For how long a saving counts: the time to the next change of the network as expected, or to the job's end, seconds.
+    #[serde(default)]
+    pub horizon_s: f64,
 }
 
 /// The inputs in short.
@@ -196,7 +157,7 @@ pub struct Observed {
     pub version: Version,
     /// The links now.
     pub links: Option<LinkSummary>,
-    /// The links that were last solved for.
+    /// The links at the last decision.
     pub links_before: Option<LinkSummary>,
     /// Age of the newest sample of the link that was heard of last, seconds.
     pub links_age_s: Option<f64>,
@@ -208,10 +169,7 @@ pub struct Observed {
     pub compute_s: Option<f64>,
     /// What the steps under the decision in force cost.
     pub measured: Option<Measured>,
-    /// The gain predicted for the strategy in force is that of the last trial to this power, because settled steps
-    /// keep more or less than the trial said; other ratios follow it.
-    pub gain_correction: Option<f64>,
-    /// Whether gain and compression time come from trials (else from the prior).
+    /// Whether trials have measured gains and compression times.
     pub profile_measured: bool,
 }
 
@@ -222,7 +180,7 @@ pub struct Alternative {
     pub strategy: Strategy,
     /// Compress and decompress, seconds.
     pub t_comp_s: f64,
-    /// The collective, seconds: by the model, calibrated by what the job has measured itself.
+    /// What a step waits for the collective, seconds, as expected of all that was measured: the median of the samples.
     pub t_sync_s: f64,
     /// The collective by the model alone, seconds.
     pub model_sync_s: f64,
@@ -233,12 +191,16 @@ pub struct Alternative {
     /// The relative variance that an unbiased compressor without error feedback adds to the mean, ω/N; else 0.
     #[serde(default)]
     pub variance: f64,
-    /// What the policy minimises; absent when it does not admit the candidate (gain below the floor).
+    /// What the policy minimises, in the mean of the samples; absent when it does not admit the candidate.
     pub score: Option<f64>,
     /// Whether it is on the Pareto front.
     pub on_front: bool,
-    /// Whether a rollback keeps it from being chosen.
-    pub blocked: bool,
-    /// The latency and bandwidth terms behind `t_sync_s`, before the fitted coefficients.
+    /// The share of what is in force that it saves, as expected; negative where it costs more.
+    #[serde(default)]
+    pub saves: f64,
+    /// The probability that it is better than what is in force.
+    #[serde(default)]
+    pub sure: f64,
+    /// The latency and bandwidth terms behind `model_sync_s`, before the fitted coefficients.
     pub terms: Terms,
 }

@@ -2,13 +2,15 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector, Strategy,
-    Timestamp, Version,
+    Bandwidth, CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector,
+    Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::buckets::MAX_BUCKETS;
-use flexcomm_optimizer::{Bucket, CoefficientBook, Problem, Profile, Times};
+use flexcomm_optimizer::{CoefficientBook, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Most buckets that a job may send its gradient in.
+const MAX_BUCKETS: usize = 4096;
 
 /// The state of one job and of its network at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,11 +21,9 @@ pub struct Snapshot {
     pub ranks: u32,
     /// Values in the fused gradient; M is 4 times that in bytes.
     pub gradient_values: u64,
-    /// The buckets that the gradient is sent in, in their order, with a profile of their own where one is measured;
-    /// empty or one: the gradient is fused. With several a ratio for each is solved for as well and reported
-    /// ([`crate::Report::buckets`]); the decision has one ratio, since trainers take one.
+    /// Values in each bucket of the gradient, in the order in which backward has them ready; empty: it is fused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<u64>,
     /// What moves the bytes; selects the fitted coefficients.
     pub backend: String,
     /// Exponent of the overlap of computation and communication, 1 (none) to 10; see [`Problem::overlap`].
@@ -80,10 +80,28 @@ pub struct Links {
     /// Age of the newest sample of any kind of the link that was heard of last: whether the view is alive.
     pub age: Seconds,
     /// Age of the oldest newest sample, latency and bandwidth apart: since when everything has been measured anew.
-    /// The guard accuses a strategy only of what the network as measured since cannot explain.
     pub oldest: Seconds,
     /// Least confidence over latency and bandwidth of all links, 0 to 1.
     pub confidence: f64,
+    /// The node of each rank; ranks of one node share its NIC. Empty: each has its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<u32>,
+    /// The newest throughput test between each two nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tests: Vec<LinkTest>,
+}
+
+/// What a throughput test between two nodes found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LinkTest {
+    /// From this node,
+    pub from: u32,
+    /// to this one.
+    pub to: u32,
+    /// What arrived, bit/s.
+    pub bandwidth: Bandwidth,
+    /// When it was reported.
+    pub at: Timestamp,
 }
 
 /// Profiles per selector. Without any, the optimizer's prior predicts.
@@ -91,12 +109,12 @@ pub struct Links {
 pub struct Profiles {
     /// As measured by trials.
     pub by_selector: BTreeMap<Selector, Profile>,
-    /// When the newest trial ended or its shadows told of it; absent while nothing is measured. A new time means a new
+    /// When the newest trial ended or its shadows reported it; absent while nothing is measured. A new time means a new
     /// profile.
     pub measured_at: Option<Timestamp>,
     /// When the newest trial ended that ran something live and timed it; absent where shadows alone were asked.
     pub tried_at: Option<Timestamp>,
-    /// When the newest trial ended that told of anything, live or by shadows. Its shadows tell more later, also while a newer
+    /// When the newest trial ended that reported anything, live or by shadows. Its shadows report more later, also while a newer
     /// one runs; that is no answer of the newer one.
     pub ended_at: Option<Timestamp>,
     /// Whether its gains are of residuals that have grown (shadow trials), not of a live trial's few iterations.
@@ -271,13 +289,10 @@ impl Snapshot {
             return Ok(());
         }
         if self.buckets.len() > MAX_BUCKETS {
-            return refuse("number of buckets", self.buckets.len() as f64, "at most 60");
+            return refuse("number of buckets", self.buckets.len() as f64, "at most 4096");
         }
-        if let Some(bad) = self.buckets.iter().find(|b| !(b.energy.is_finite() && b.energy > 0.0)) {
-            return refuse("energy of a bucket", bad.energy, "above 0");
-        }
-        let values = self.buckets.iter().fold(0u64, |sum, b| sum.saturating_add(b.values));
-        if values != self.gradient_values || self.buckets.iter().any(|b| b.values == 0) {
+        let values = self.buckets.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+        if values != self.gradient_values || self.buckets.contains(&0) {
             return refuse("sum of the buckets' values", values as f64, "that of the gradient, none of them empty");
         }
         Ok(())

@@ -1,15 +1,31 @@
 //! When to ask for a trial, and of what.
 
-use crate::benefit_bound::BenefitBound;
-use crate::solve::Costs;
-use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest, Trigger, words};
+use crate::beliefs::Priced;
+use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
 use flexcomm_optimizer::{Space, known_gain};
 use rand::{Rng, RngCore};
 use std::collections::BTreeSet;
 
+/// Iterations per candidate, as in the paper.
+pub(crate) const ITERATIONS: u32 = 10;
+/// Least ratio of the expected value of perfect information to a trial's cost: a trial yields less than perfect information.
+pub(crate) const WORTH: f64 = 2.0;
+/// A trial that has not answered so many seconds after its budget is given up.
+const GRACE_S: f64 = 30.0;
+/// Trials are not asked for more often than this, seconds.
+const REST_S: f64 = 60.0;
 /// Given-up trials stretch the time to the next one up to this many times.
 const MAX_BACK_OFF: u32 = 8;
+/// What was measured this long ago may be measured again, seconds.
+const STALE_S: f64 = 600.0;
+/// A trial may take this many times its predicted time: beyond it the model is off.
+const SLACK: f64 = 2.0;
+/// Time allowed for snapshots and restores, seconds.
+const SNAPSHOTS_S: f64 = 1.0;
+/// Most candidates of one selector in a trial, and how far their ratios are apart: the curve through them tells of the others.
+const MOST_OF_SELECTOR: usize = 3;
+const APART: f64 = 5.0;
 
 /// Takes note of an answer that came or of one that did not come in time.
 pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
@@ -21,7 +37,7 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
         trial.given_up = 0;
     }
     let asked = trial.asked_at.filter(|_| trial.pending);
-    if asked.is_some_and(|at| now.since(at) >= s.config.trial_timeout_s) {
+    if asked.is_some_and(|at| now.since(at).get() >= s.config.trial_budget_s.get() + GRACE_S) {
         trial.pending = false;
         trial.given_up = trial.given_up.saturating_add(1);
     }
@@ -34,125 +50,65 @@ pub(crate) fn unmeasured(s: &Snapshot) -> BTreeSet<Selector> {
     may_be_chosen.filter(|x| !measured(x) && known_gain(x.family).is_none()).collect()
 }
 
-/// What a trial is decided on.
-pub(crate) struct Look<'a> {
-    pub(crate) s: &'a Snapshot,
-    pub(crate) memory: &'a Memory,
-    pub(crate) costs: Option<&'a Costs>,
-    /// Whether the links behind the costs can be acted on.
-    pub(crate) trusted: bool,
-    pub(crate) now: Timestamp,
+/// Whether a trial may be asked for: none is under way, the last is long enough ago, and there is something to measure.
+pub(crate) fn may_ask(s: &Snapshot, memory: &Memory, now: Timestamp, rng: &mut (impl RngCore + ?Sized)) -> bool {
+    let trial = &memory.trial;
+    if trial.pending || s.ranks < 2 || s.config.trial_budget_s.get() <= 0.0 {
+        return false;
+    }
+    // Jobs that started together should not stop together for their next trials.
+    let spread = if trial.given_up > 0 { rng.random_range(1.0..1.5) } else { 1.0 };
+    let rest_s = REST_S * f64::from(1 + trial.given_up.min(MAX_BACK_OFF)) * spread;
+    let rested = trial.asked_at.is_none_or(|at| now.since(at).get() >= rest_s);
+    let stale = s.profiles.measured_at.is_none_or(|at| now.since(at).get() > STALE_S);
+    rested && (stale || !measurable(s).is_empty())
 }
 
-impl Look<'_> {
-    /// Why a trial should run now: there is a reason, none is under way and the last is long enough ago.
-    pub(crate) fn wanted(&self, triggers: &[Trigger], rng: &mut (impl RngCore + ?Sized)) -> Option<String> {
-        let why = self.reason(triggers)?;
-        let (s, trial) = (self.s, &self.memory.trial);
-        if trial.pending || s.ranks < 2 {
-            return None;
-        }
-        let back_off = f64::from(1 + trial.given_up.min(MAX_BACK_OFF));
-        // Jobs that started together should not stop together for their next trials.
-        let spread = if trial.given_up > 0 { rng.random_range(1.0..1.5) } else { 1.0 };
-        // A trial that never answered cost nothing, as far as anyone knows.
-        let share = if trial.given_up > 0 { 0.0 } else { trial.cost_s / s.config.trial_share };
-        let wait = (s.config.trial_interval_s.get() * back_off * spread).max(share);
-        let rested = trial.asked_at.is_none_or(|at| self.now.since(at).get() >= wait);
-        rested.then_some(why)
-    }
-
-    fn reason(&self, triggers: &[Trigger]) -> Option<String> {
-        let s = self.s;
-        let dense = s.strategy().is_dense().then(|| BenefitBound::new(s, self.costs.filter(|_| self.trusted)));
-        if dense.as_ref().is_some_and(|bound| self.moving() || !bound.holds(|_| true)) {
-            return None;
-        }
-        let mut due = self.unmeasured_and_affordable();
-        due.retain(|x| dense.as_ref().is_none_or(|bound| bound.holds(|of| of == x)));
-        if !due.is_empty() {
-            let names: Vec<String> = due.iter().map(ToString::to_string).collect();
-            return Some(format!("nothing is measured yet of {}", names.join(", ")));
-        }
-        if let Some(moved) = triggers.iter().find(|t| matches!(t, Trigger::Gain { .. })) {
-            return Some(moved.words());
-        }
-        let measured_at = s.profiles.measured_at.filter(|_| !s.space().compressors.is_empty())?;
-        let age = self.now.since(measured_at);
-        if age >= s.config.trial_review_s {
-            return Some(format!("the last trial was {} ago", words::time(age.get())));
-        }
-        let blind = s.in_force.is_some() && age >= s.config.trial_review_dense_s && dense.is_some();
-        let age = words::time(age.get());
-        blind.then(|| format!("the last trial was {age} ago and no gain in force shows whether it still holds"))
-    }
-
-    /// Whether a first decision was made and links move: half of what they look like meanwhile never was.
-    fn moving(&self) -> bool {
-        self.s.in_force.is_some() && self.memory.unsteady(&self.s.config, self.now).is_some()
-    }
-
-    /// Of the unmeasured, those of which a trial could measure something now. The first trial need not be cheap; where
-    /// only shadows answered it, none can run live, and one rank that selects for all has no shadow where gradients lie on a device.
-    fn unmeasured_and_affordable(&self) -> BTreeSet<Selector> {
-        let mut unmeasured = unmeasured(self.s);
-        if self.s.profiles.measured_at.is_none() {
-            return unmeasured;
-        }
-        unmeasured.retain(|x| self.s.profiles.tried_at.is_some() || x.selection.is_none());
-        let candidates = candidates(self.s, self.costs);
-        let fits = |x: &Strategy| within_budget(self.s, cost(self.s, self.costs, x));
-        unmeasured.into_iter().filter(|of| candidates.iter().any(|x| x.selector() == *of && fits(x))).collect()
-    }
+/// Of the unmeasured, those that a trial can measure: where only shadows answered the last one, none can run live, and one rank that selects
+/// for all has no shadow.
+fn measurable(s: &Snapshot) -> BTreeSet<Selector> {
+    let mut new = unmeasured(s);
+    let live = s.profiles.measured_at.is_none() || s.profiles.tried_at.is_some();
+    new.retain(|x| live || x.selection.is_none());
+    new
 }
 
-/// The request and its predicted cost in seconds: what is [`worth`] asking for and fits the budget, or else the cheapest.
-pub(crate) fn request(s: &Snapshot, costs: Option<&Costs>, why: String) -> Option<(TrialRequest, f64)> {
-    let cost = |x: &Strategy| cost(s, costs, x);
-    let (worth, most) = (worth(s, costs), s.config.trial_budget_s);
-    let mut total = 0.0;
-    let mut candidates: Vec<Strategy> = Vec::new();
-    for strategy in &worth {
-        let with = total + cost(strategy);
-        if within_budget(s, with) {
-            total = with;
-            candidates.push(*strategy);
-        }
-    }
-    if candidates.is_empty() {
-        let cheapest = worth.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
-        total = cost(&cheapest);
-        candidates.push(cheapest);
-    }
-    let known = costs.is_some().then_some(SNAPSHOTS_S + SLACK * total);
-    let budget = known.and_then(|t| Seconds::new(t.min(most.get())).ok()).unwrap_or(most);
-    Some((TrialRequest { candidates, iterations: s.config.trial_iterations, budget, why }, total))
-}
-
-/// Predicted seconds of a candidate's iterations.
-fn cost(s: &Snapshot, costs: Option<&Costs>, x: &Strategy) -> f64 {
-    let iterations = f64::from(s.config.trial_iterations);
-    costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get() * iterations)
-}
-
-fn within_budget(s: &Snapshot, iterations_s: f64) -> bool {
-    SNAPSHOTS_S + SLACK * iterations_s <= s.config.trial_budget_s.get()
-}
-
-/// One candidate per selector and ratio, by the collective that is cheapest for it now: of what is not measured yet
-/// first, and in turns the cheapest and what looks best. Gains at ratios above the measured ones are well known, since
-/// dense loses nothing, those below are not, so the range must be spanned; and a collective that has only sent short
-/// messages says little of the long ones that may be chosen.
-fn worth(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
-    let mut cheapest = thinned(candidates(s, costs));
+/// The request and its predicted cost in seconds: what is not measured first, and of it what may turn out to be the best.
+pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(TrialRequest, f64)> {
+    let find = |x: &Strategy| all.iter().find(|p| p.what.strategy == *x);
+    let time = |x: &Strategy| find(x).map_or(f64::INFINITY, |p| p.what.t_step.get());
+    let low = |x: &Strategy| find(x).map_or(f64::INFINITY, low_score);
     let new = unmeasured(s);
-    let known = |x: &Strategy| !new.contains(&x.selector());
-    let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_step.get());
-    cheapest.sort_by(|a, b| known(a).cmp(&known(b)).then(time(a).total_cmp(&time(b))));
-    let mut best = cheapest.clone();
-    best.sort_by_cached_key(|x| (known(x), costs.and_then(|c| c.all.iter().position(|p| p.strategy() == *x))));
-    let mut seen = BTreeSet::new();
-    cheapest.into_iter().zip(best).flat_map(|(a, b)| [a, b]).filter(|x| seen.insert(*x)).collect()
+    let mut candidates: Vec<(bool, f64, Strategy)> =
+        one_of_each(&s.space(), time).into_iter().map(|x| (!new.contains(&x.selector()), low(&x), x)).collect();
+    candidates.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let (mut taken, mut total_s): (Vec<Strategy>, f64) = (Vec::new(), 0.0);
+    for (_, _, x) in candidates {
+        let alike = || taken.iter().filter(|t| t.selector() == x.selector());
+        let near = |t: &Strategy| (t.cr().get() / x.cr().get()).ln().abs() < APART.ln();
+        let with_s = total_s + time(&x) * f64::from(ITERATIONS);
+        let fits = SNAPSHOTS_S + SLACK * with_s <= s.config.trial_budget_s.get();
+        if taken.len() < MAX_TRIAL_CANDIDATES
+            && alike().count() < MOST_OF_SELECTOR
+            && !alike().any(near)
+            && (fits || taken.is_empty())
+        {
+            total_s = with_s;
+            taken.push(x);
+        }
+    }
+    if taken.is_empty() {
+        return None;
+    }
+    let budget = Seconds::new((SNAPSHOTS_S + SLACK * total_s).min(s.config.trial_budget_s.get())).ok()?;
+    Some((TrialRequest { candidates: taken, iterations: ITERATIONS, budget, why }, SNAPSHOTS_S + total_s))
+}
+
+/// The score that it falls below in one sample of eight.
+fn low_score(of: &Priced) -> f64 {
+    let mut scores = of.scores.clone();
+    scores.sort_by(f64::total_cmp);
+    scores.get(scores.len() / 8).copied().unwrap_or(f64::INFINITY)
 }
 
 /// As many as fit a trial: of each curve over the ratio evenly spread points, at other ratios than of the curve before, so that
@@ -174,16 +130,6 @@ pub fn thinned(all: Vec<Strategy>) -> Vec<Strategy> {
     };
     let kept: Vec<Strategy> = curves.iter().enumerate().flat_map(spread).collect();
     kept.into_iter().take(room).chain(points).take(MAX_TRIAL_CANDIDATES).collect()
-}
-
-/// A trial may take this many times its predicted time: beyond it the model is off.
-const SLACK: f64 = 2.0;
-/// Time allowed for snapshots and restores, seconds.
-const SNAPSHOTS_S: f64 = 1.0;
-
-fn candidates(s: &Snapshot, costs: Option<&Costs>) -> Vec<Strategy> {
-    let time = |x: &Strategy| costs.and_then(|c| c.find(x)).map_or(0.0, |p| p.what.t_sync.get());
-    one_of_each(&s.space(), time)
 }
 
 /// Of what a trial can tell something of, one candidate per selector and ratio: that of the least `time`. Of dense and

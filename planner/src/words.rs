@@ -2,6 +2,7 @@
 
 use crate::memory::LinkSummary;
 use flexcomm_domain::Strategy;
+use flexcomm_optimizer::Evaluated;
 
 /// Three significant digits without trailing zeros: `41`, `1.13`, `0.011`.
 pub(crate) fn number(value: f64) -> String {
@@ -57,16 +58,35 @@ fn compressor(s: &Strategy) -> String {
     }
 }
 
-/// What moved most between two states of the links, if anything moved by `share`.
-pub(crate) fn links_moved(from: &LinkSummary, to: &LinkSummary, share: f64, latency_floor: f64) -> String {
+/// `41 ms per step`, with the gain when something is lost.
+pub(crate) fn cost(what: &Evaluated) -> String {
+    let step = time(what.t_step.get());
+    match what.gain.get() {
+        1.0 => format!("{step} per step"),
+        gain => format!("{step} per step at gain {}", number(gain)),
+    }
+}
+
+/// Links have moved when mean or worst differ by this share: two estimates that are each 10 % off differ by 22 % at most.
+const MOVED: f64 = 0.25;
+/// Changes of latency below this many seconds are a rack's jitter.
+const LATENCY_FLOOR_S: f64 = 50e-6;
+
+/// How much larger the larger of two positive numbers is, as a share: 0.25 for (4, 5) and for (5, 4).
+fn relative(a: f64, b: f64) -> f64 {
+    a.max(b) / a.min(b) - 1.0
+}
+
+/// What moved most between two states of the links; empty where nothing did.
+pub(crate) fn links_moved(from: &LinkSummary, to: &LinkSummary) -> String {
     let mut parts = Vec::new();
     let moved = |what: &str, (a, b): (f64, f64), shown: fn(f64) -> String| {
         format!("{what} {} from {} to {}", if b > a { "rose" } else { "fell" }, shown(a), shown(b))
     };
     let latency = |what: &str, a: f64, b: f64| moved(what, (a, b), time);
     let bandwidth = |what: &str, a: f64, b: f64| moved(what, (a, b), rate);
-    let far = |a: f64, b: f64| crate::memory::relative(a, b) >= share;
-    let late = |a: f64, b: f64| far(a, b) && (a - b).abs() >= latency_floor;
+    let far = |a: f64, b: f64| relative(a, b) >= MOVED;
+    let late = |a: f64, b: f64| far(a, b) && (a - b).abs() >= LATENCY_FLOOR_S;
     if far(from.bandwidth_mean_bps, to.bandwidth_mean_bps) {
         parts.push(bandwidth("bandwidth", from.bandwidth_mean_bps, to.bandwidth_mean_bps));
     } else if far(from.bandwidth_worst_bps, to.bandwidth_worst_bps) {
@@ -101,5 +121,19 @@ mod tests {
         assert_eq!(percent(0.1234), "12.3 %");
         assert_eq!(strategy(&"topk@0.1/art-ring:star".parse().unwrap()), "topk at CR 0.1 by art-ring (star)");
         assert_eq!(strategy(&Strategy::DENSE_RING), "dense by dense-ring");
+    }
+
+    #[test]
+    fn ten_percent_of_noise_on_both_sides_is_no_move() {
+        let of = |alpha: f64, bandwidth: f64| LinkSummary {
+            alpha_mean_s: alpha,
+            alpha_worst_s: alpha,
+            bandwidth_mean_bps: bandwidth,
+            bandwidth_worst_bps: bandwidth,
+        };
+        assert_eq!(links_moved(&of(0.9e-3, 0.9e9), &of(1.1e-3, 1.1e9)), "");
+        assert_eq!(links_moved(&of(1e-5, 1e9), &of(5e-5, 1e9)), "", "a rack's jitter");
+        let moved = links_moved(&of(1e-3, 1e9), &of(1e-2, 1e8));
+        assert_eq!(moved, "bandwidth fell from 1 Gbit/s to 100 Mbit/s and latency rose from 1 ms to 10 ms");
     }
 }

@@ -91,19 +91,8 @@ budget_share = 0.05
 min_bytes = 131072
 retest_s = 10
 [planner]
-dwell_s = 4.0
-horizon_s = 60.0
-review_s = 15.0
-max_link_age_s = 60.0
-least_confidence = 0.15
-guard_timeout_s = 5.0
-trial_interval_s = 15.0
-trial_share = 0.1
-trial_timeout_s = 90.0
-# Phases last seconds here: a fifth of the paper's iterations, and not a third of a phase for a trial.
-trial_iterations = 2
+# Phases last seconds here: not a third of one for a trial.
 trial_budget_s = 2.5
-block_s = 60.0
 """
 
 #: Seconds for agents to know all links before the training starts, and for them to be sure of them.
@@ -112,7 +101,7 @@ KNOWN_WITHIN, SURE_WITHIN = 180.0, 60.0
 #: Seconds between two records of the links.
 RECORD_EVERY = 3.0
 
-#: From this confidence on controllers act on a link by default.
+#: Below this confidence controllers measure a link again.
 SURE = 0.5
 
 

@@ -188,6 +188,7 @@ impl Core {
                 rank: session.rank.0,
                 world: session.world,
                 gradient_values: all.values() as u64,
+                buckets: Vec::new(),
                 momentum,
                 backend,
                 codecs,

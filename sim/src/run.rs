@@ -2,8 +2,8 @@
 
 use crate::schedule::Schedule;
 use crate::world::{BACKEND, Store, World};
-use flexcomm_domain::{Digest, JobId, LinkMatrix, Seconds, Strategy, Timestamp, Version};
-use flexcomm_planner::{Config, InForce, Keep, Links, Outcome, Snapshot, Verdict, check, decide};
+use flexcomm_domain::{Digest, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_planner::{Config, InForce, Keep, LinkTest, Links, Outcome, Snapshot, Verdict, check, decide};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
@@ -36,6 +36,8 @@ pub struct Faults {
     pub clock_jumps: f64,
     /// Share of looks before which the planner's memory is lost.
     pub amnesia: f64,
+    /// By how many times too large or too small rank 0's links are reported, latency and bandwidth; 0: they are as estimated.
+    pub lying: f64,
 }
 
 /// How changes of the network reach the estimates.
@@ -256,8 +258,21 @@ impl<'a> Player<'a> {
         }
         let again = self.now_s - self.probed_s >= PROBE_S && (known || disbelieved);
         if let Some(believed) = self.believed.as_ref().filter(|_| again || news) {
-            self.links = self.world.estimate(believed, &mut self.rng);
+            self.links =
+                self.world.estimate(believed, &mut self.rng).map(|links| lying(links, self.setup.faults.lying));
             self.probed_s = self.now_s;
+            let at = Timestamp(self.clock_us);
+            if let Some(links) = &mut self.links {
+                let n = links.matrix.ranks() as u32;
+                let pairs = (0..n * n).map(|i| (i / n, i % n)).filter(|(from, to)| from != to);
+                let test = |(from, to): (u32, u32)| LinkTest {
+                    from,
+                    to,
+                    bandwidth: links.matrix.get(from as usize, to as usize).bandwidth,
+                    at,
+                };
+                links.tests = pairs.map(test).collect();
+            }
         }
         if let Some(links) = &mut self.links {
             links.oldest = Seconds::new((self.now_s - self.probed_s).max(0.0)).unwrap_or(Seconds::ZERO);
@@ -311,7 +326,7 @@ impl<'a> Player<'a> {
             Err(error) => return self.run.violations.push(format!("an answer cannot be serialised: {error}")),
         };
         self.run.transcript = Digest::of(&format!("{}{text}", self.run.transcript));
-        if outcome.verdict != Verdict::Keep(Keep::NothingMoved) || outcome.trial.is_some() {
+        if outcome.verdict != Verdict::Keep(Keep::AlreadyBest) || outcome.trial.is_some() {
             let trial = outcome.report.trial.as_deref().map_or_else(String::new, |t| format!(" [trial {t}]"));
             let (verdict, why) = (&outcome.report.verdict, &outcome.report.why);
             self.run.log.push(format!("epoch {epoch:>3} {:>8.1} s {verdict}: {why}{trial}", self.now_s));
@@ -339,6 +354,19 @@ impl<'a> Player<'a> {
             self.store.learn(&found, Timestamp(self.clock_us));
         }
     }
+}
+
+/// The links with those of rank 0 as it claims them.
+fn lying(links: Links, factor: f64) -> Links {
+    if factor <= 0.0 {
+        return links;
+    }
+    let claimed = LinkMatrix::from_fn(links.matrix.ranks(), |from, to| {
+        let is = links.matrix.get(from, to);
+        let claims = Link::new(is.alpha.get() * factor, is.bandwidth.get() * factor);
+        if from == 0 || to == 0 { claims.unwrap_or(is) } else { is }
+    });
+    Links { matrix: claimed.unwrap_or_else(|_| links.matrix.clone()), ..links }
 }
 
 /// What breaks in an epoch is slower from now on.

@@ -131,7 +131,8 @@ impl World {
             let bandwidth = l.bandwidth.get() * (bandwidth + off(0.3 * noise, rng) - 1.0);
             Link::new(alpha, bandwidth).unwrap_or(l)
         });
-        Some(Links { matrix: estimated.ok()?, age: Seconds::ZERO, oldest: Seconds::ZERO, confidence: 0.9 })
+        let (matrix, zero) = (estimated.ok()?, Seconds::ZERO);
+        Some(Links { matrix, age: zero, oldest: zero, confidence: 0.9, nodes: Vec::new(), tests: Vec::new() })
     }
 
     /// What telemetry shows of `strategy` when `steps` steps have run under it.

@@ -39,12 +39,11 @@ fn check(setup: &Setup, r: &Run) {
     let expected: Vec<u64> = (1..=versions.len() as u64).collect();
     assert_eq!(versions, expected, "versions grow by one");
     for two in r.made.windows(2) {
-        let dwell = setup.config.dwell_s.get();
+        let dwell_s = setup.config.dwell_s.get();
+        let dense = two[1].outcome.decision().is_some_and(|d| d.strategy.is_dense());
         // The clock of a run with faults jumps; its simulated seconds do not.
-        let before = two[0].outcome.decision().map(|d| d.version);
-        let waived = two[1].outcome.memory.dwell_waived == before;
-        let calm = setup.faults.clock_jumps == 0.0 && !two[1].outcome.report.rollback && !waived;
-        assert!(!calm || two[1].at_s - two[0].at_s >= dwell - 1e-3, "{} s apart", two[1].at_s - two[0].at_s);
+        let calm = setup.faults.clock_jumps == 0.0 && !dense;
+        assert!(!calm || two[1].at_s - two[0].at_s >= dwell_s - 1e-3, "{} s apart", two[1].at_s - two[0].at_s);
     }
 }
 
@@ -52,7 +51,7 @@ fn check(setup: &Setup, r: &Run) {
 fn thousands_of_looks_break_no_rule() {
     let mut looks = 0;
     let mut changes = 0;
-    for seed in 0..16 {
+    for seed in 0..8 {
         let setup = setup(seed, Faults::default(), 20.0);
         let r = run(&setup, seed);
         check(&setup, &r);
@@ -62,25 +61,41 @@ fn thousands_of_looks_break_no_rule() {
         let phases = setup.schedule.phases().len();
         assert!(r.made.len() <= 3 * phases, "{} changes over {phases} phases: {:#?}", r.made.len(), r.log);
     }
-    assert!(looks > 3_000 && changes > 50, "{looks} looks, {changes} changes: too little was tested");
+    assert!(looks > 1_000 && changes > 25, "{looks} looks, {changes} changes: too little was tested");
 }
 
 #[test]
 fn thousands_of_looks_with_everything_failing_break_no_rule() {
-    let faults = Faults { silent: 0.3, blind: 0.2, lost_trials: 0.5, clock_jumps: 0.02, amnesia: 0.02 };
-    let mut looks = 0;
-    for seed in 100..112 {
-        let setup = setup(seed, faults, 20.0);
-        let r = run(&setup, seed);
-        check(&setup, &r);
-        looks += r.looks;
-    }
-    assert!(looks > 2_000, "{looks} looks: too little was tested");
+    // `./dev soak` plays far more.
+    let least: u64 = std::env::var("LOOKS").map_or(1_000, |text| text.parse().unwrap());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let play = |first: u64| {
+        let (mut looks, mut seed) = (0, first);
+        while looks < least / threads {
+            let setup = setup(seed, faults(seed), 20.0);
+            let r = run(&setup, seed);
+            check(&setup, &r);
+            looks += r.looks;
+            seed += threads;
+        }
+        looks
+    };
+    let looks: u64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|i| scope.spawn(move || play(100 + i))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    eprintln!("{looks} looks, no broken rule");
+}
+
+/// Everything fails now and then, and in one run of three a node is wrong about its links.
+fn faults(seed: u64) -> Faults {
+    let lying = if seed.is_multiple_of(3) { [0.001, 0.1, 10.0, 1000.0][(seed / 3 % 4) as usize] } else { 0.0 };
+    Faults { silent: 0.3, blind: 0.2, lost_trials: 0.5, clock_jumps: 0.02, amnesia: 0.02, lying }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
-    let faults = Faults { silent: 0.1, blind: 0.1, lost_trials: 0.5, clock_jumps: 0.01, amnesia: 0.01 };
+    let faults = Faults { silent: 0.1, blind: 0.1, lost_trials: 0.5, clock_jumps: 0.01, amnesia: 0.01, lying: 0.0 };
     let play = |seed| run(&setup(3, faults, 10.0), seed).transcript;
     assert_eq!(play(5), play(5));
     assert_ne!(play(5), play(6));

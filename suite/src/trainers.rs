@@ -189,9 +189,11 @@ impl<'a> Trainers<'a> {
         };
         let hello = |rank| {
             let lab = flexcomm_lab::worker::hello(&self.job, Rank(rank), self.cell.world, &layers);
+            let gradient_values = (lab.gradient_values as f64 * factor).round() as u64;
             Hello {
                 run: Some(self.run),
-                gradient_values: (lab.gradient_values as f64 * factor).round() as u64,
+                gradient_values,
+                buckets: scaled(&bucket_values(self.cell.model), factor, gradient_values),
                 momentum: Some(self.cell.momentum.into()),
                 backend: BACKEND.to_owned(),
                 codecs: lab.codecs.into_iter().filter(is_known).collect(),
@@ -411,6 +413,20 @@ impl<'a> Trainers<'a> {
     }
 }
 
+/// The values of each bucket where a gradient of `all` values stands for them, `factor` times as many: none is empty, and the last takes
+/// what rounding leaves.
+fn scaled(buckets: &[usize], factor: f64, all: u64) -> Vec<u64> {
+    let (mut left, count) = (all, buckets.len() as u64);
+    let scaled = |(values, number): (&usize, u64)| {
+        let behind = count - number;
+        let most = left.saturating_sub(behind).max(1);
+        let own = if behind == 0 { left } else { ((*values as f64 * factor).round() as u64).clamp(1, most) };
+        left = left.saturating_sub(own);
+        own
+    };
+    buckets.iter().zip(1..).map(scaled).collect()
+}
+
 /// What a rank measures of a step, as the hook for torch does it (`python/src/meter.rs`): synchronisation is what backward waited for, and
 /// what came after its last bucket. Ranks of several nodes share no clock by which to tell how long they waited for the last one.
 fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Costs {
@@ -460,6 +476,24 @@ mod tests {
         let program = Arc::new(Program { ranks: vec![vec![round.clone()], vec![round]], segmented: false });
         let collective = Collective { group: 0, program };
         Step { ranks: vec![scripts.to_vec(); 2], collectives: vec![collective; collectives] }
+    }
+
+    #[test]
+    fn scaled_buckets_make_up_the_gradient() {
+        assert_eq!(scaled(&[10, 20, 31], 1.0, 61), [10, 20, 31]);
+        assert_eq!(scaled(&[3, 3, 3], 0.5, 5), [2, 2, 1], "two roundings up, and the rest");
+        assert_eq!(scaled(&[100, 1, 1], 0.1, 10), [8, 1, 1], "none is empty");
+        let (buckets, factor) = (bucket_values(crate::ranks::Model::Convolutional), 37.3);
+        let all = (buckets.iter().sum::<usize>() as f64 * factor).round() as u64;
+        let scaled = scaled(&buckets, factor, all);
+        assert_eq!(scaled.iter().sum::<u64>(), all);
+        assert!(
+            scaled
+                .iter()
+                .zip(&buckets)
+                .all(|(n, of)| n.abs_diff((*of as f64 * factor).round() as u64) <= buckets.len() as u64),
+            "{scaled:?}"
+        );
     }
 
     /// Two buckets, handed over at 4 and 6 s; the first is waited for until 7 s and decompressed until 7.5 s, the second until 9 and 9.5 s.

@@ -18,15 +18,13 @@ debounce_ms = 50
 tick_ms = 200
 [planner]
 dwell_s = 1.0
-links_settle_s = 0.5
-trial_interval_s = 1.0
-trial_share = 1.0
-review_s = 2.0
+confidence = 0.5
+switch_cost_s = 0.0
 [planner.policy]
 name = "weights"
 """
 #: Any gain of time counts, and what it decides first stays, whatever else these two cores have to do.
-BY_TIME = CONFIG.replace("dwell_s = 1.0", "dwell_s = 600.0\nguard_floor_s = 10.0\nhysteresis = 0.0") + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
+BY_TIME = CONFIG.replace("dwell_s = 1.0", "dwell_s = 600.0") + "comp = 0.0\nsync = 1.0\ninverse_gain_s = 0.0\n"
 BY_GAIN = CONFIG + "comp = 0.0\nsync = 0.0\ninverse_gain_s = 1000.0\n"
 
 

@@ -394,6 +394,7 @@ mod tests {
             rank: 0,
             world: 1,
             gradient_values: 1,
+            buckets: Vec::new(),
             momentum: None,
             backend: "lab-tcp".into(),
             codecs: vec![],

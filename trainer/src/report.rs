@@ -140,6 +140,7 @@ mod tests {
             rank: 2,
             world: 3,
             gradient_values: 1,
+            buckets: Vec::new(),
             momentum: None,
             backend: "lab-tcp".into(),
             codecs: vec![],

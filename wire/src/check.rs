@@ -13,6 +13,8 @@ use crate::{
 const MAX_WORLD: u32 = 4096;
 /// Most codecs and most collectives of a trainer: all that this release has, and as many that a script names.
 const MAX_NAMES: usize = 64;
+/// Most buckets of a gradient: at DDP's 25 MB each, 100 GB.
+const MAX_BUCKETS: usize = 4096;
 /// Longest name of a backend, codec or collective, in bytes.
 const MAX_NAME: usize = 63;
 /// Longest believable part of a step in µs: an hour.
@@ -115,13 +117,14 @@ impl ReportBody {
 impl JobSeen {
     /// Checks every value.
     pub fn check(&self) -> Result<(), BadValue> {
-        let Self { rank, world, gradient_values, momentum, codecs, collectives, .. } = self;
+        let Self { rank, world, gradient_values, buckets, momentum, codecs, collectives, .. } = self;
         if !(1..=MAX_WORLD).contains(world) || rank >= world {
             return bad(format!("rank {rank} of {world}: allowed are 1 to {MAX_WORLD} ranks, numbered from 0"));
         }
         if !(1..=MAX_INTEGER).contains(gradient_values) {
             return bad(format!("gradient_values is {gradient_values}, allowed is 1 to 2^53"));
         }
+        check_buckets(buckets, *gradient_values)?;
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..1.0).contains(momentum)) {
             return bad(format!("momentum is {momentum}, allowed is 0 to below 1"));
         }
@@ -149,6 +152,20 @@ impl JobSeen {
         let known: Vec<&str> = Collective::ALL.iter().map(|known| known.as_str()).collect();
         bad(format!("no collective of job {} is known here; known are {}", self.job, known.join(", ")))
     }
+}
+
+fn check_buckets(buckets: &[u64], gradient_values: u64) -> Checked {
+    if buckets.len() > MAX_BUCKETS {
+        return bad(format!("{} buckets, at most {MAX_BUCKETS}", buckets.len()));
+    }
+    if let Some(empty) = buckets.iter().position(|values| *values == 0) {
+        return bad(format!("bucket {empty} has 0 values, allowed is 1 or more"));
+    }
+    let values = buckets.iter().fold(0u64, |sum, values| sum.saturating_add(*values));
+    if buckets.is_empty() || values == gradient_values {
+        return Ok(());
+    }
+    bad(format!("the buckets have {values} values, and gradient_values is {gradient_values}: they must be the same"))
 }
 
 fn link(r: &LinkReport) -> Checked {
@@ -325,6 +342,7 @@ mod tests {
             rank: 0,
             world: 2,
             gradient_values: 1000,
+            buckets: Vec::new(),
             momentum: None,
             backend: "gloo".into(),
             codecs,
@@ -342,6 +360,23 @@ mod tests {
         assert_eq!((with(0.0), with(0.999)), (Ok(()), Ok(())));
         for bad in [1.0, -0.1, f64::NAN, f64::INFINITY] {
             assert!(with(bad).unwrap_err().0.contains("momentum"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn buckets_make_up_the_gradient() {
+        let with = |buckets: &[u64]| JobSeen { buckets: buckets.to_vec(), ..job_seen(vec![], &["dense-ring"]) }.check();
+        assert_eq!((with(&[]), with(&[1000]), with(&[1, 999])), (Ok(()), Ok(()), Ok(())));
+        for (buckets, why) in [
+            (&[1, 998][..], "the buckets have 999 values, and gradient_values is 1000: they must be the same"),
+            (
+                &[u64::MAX, 1000],
+                "the buckets have 18446744073709551615 values, and gradient_values is 1000: they must be the same",
+            ),
+            (&[1000, 0], "bucket 1 has 0 values, allowed is 1 or more"),
+            (&[1; 4097], "4097 buckets, at most 4096"),
+        ] {
+            assert_eq!(with(buckets), Err(BadValue(why.into())));
         }
     }
 

@@ -228,6 +228,10 @@ pub struct JobSeen {
     pub world: u32,
     /// Values in the fused gradient; M is 4 times that for fp32.
     pub gradient_values: u64,
+    /// Values in each of the buckets that the gradient is sent in, in the order in which backward has them ready; empty where the trainer
+    /// does not tell: the gradient is fused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<u64>,
     /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
     /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("compression", &["domain"]),
     ("estimation", &["domain"]),
     ("optimizer", &["domain", "collectives"]),
-    ("planner", &["domain", "optimizer"]),
+    ("planner", &["domain", "estimation", "optimizer"]),
     ("sim", &["domain", "optimizer", "planner"]),
     ("truth", &[]),
     (

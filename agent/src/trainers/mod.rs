@@ -479,6 +479,7 @@ pub(super) mod tests {
             rank,
             world,
             gradient_values: 1000,
+            buckets: Vec::new(),
             momentum: None,
             backend: hello.backend,
             codecs: vec![],

@@ -93,13 +93,14 @@ impl Session {
 }
 
 fn check_hello(hello: Hello) -> Result<JobSeen, String> {
-    let Hello { protocol, job, run, rank, world, gradient_values, momentum, backend, codecs, collectives } = hello;
+    let Hello { protocol, job, run, rank, world, gradient_values, buckets, momentum, backend, codecs, collectives } =
+        hello;
     if protocol != PROTOCOL {
         return Err(format!(
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
         ));
     }
-    let seen = JobSeen { job, run, rank, world, gradient_values, momentum, backend, codecs, collectives };
+    let seen = JobSeen { job, run, rank, world, gradient_values, buckets, momentum, backend, codecs, collectives };
     seen.check().map_err(|bad| bad.to_string())?;
     Ok(seen)
 }
@@ -119,6 +120,7 @@ pub(crate) mod tests {
             rank,
             world: 4,
             gradient_values: 1000,
+            buckets: Vec::new(),
             momentum: None,
             backend: "lab-tcp".into(),
             codecs: vec![],

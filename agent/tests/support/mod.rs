@@ -320,6 +320,7 @@ pub fn hello(job: &str, rank: u32) -> FromTrainer {
         rank,
         world: 2,
         gradient_values: 1000,
+        buckets: Vec::new(),
         momentum: None,
         backend: "test".into(),
         codecs: vec![],

@@ -21,7 +21,7 @@ use super::problem::{ApiError, Path, Query};
 use super::{Answer, Shared, views};
 use crate::app::App;
 use crate::cycle::gather;
-use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE};
+use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE, TRIAL_ITERATIONS};
 use crate::measure::{self, RecentSteps};
 use crate::missing::Sight;
 use crate::policy::{self, PolicyError};
@@ -250,17 +250,22 @@ pub(super) async fn ask_trial(
         let count = candidates.len();
         return Err(ApiError::Unprocessable(format!("{count} candidates, allowed are 1 to {MAX_CANDIDATES}")));
     }
-    let config = &app.config.planner;
     let new = NewTrial {
         candidates: &candidates,
-        iterations: config.trial_iterations,
-        budget_ms: (config.trial_budget_s.get() * 1e3) as u64,
+        iterations: TRIAL_ITERATIONS,
+        budget_ms: (trial_budget_s(&app.config.planner) * 1e3) as u64,
         why: "asked for by an operator",
     };
     let id = app.store.ask_trial(&row, &new, app.clock.now()).await?;
     let id = id.ok_or_else(|| ApiError::Conflict(format!("a trial of job {job} is pending already")))?;
     app.wake.notify_one();
     Ok((StatusCode::ACCEPTED, Json(serde_json::json!({ "id": id }))))
+}
+
+/// Most time that a trial may take for which an operator asks. Where the planner is to ask for none, his own takes the default.
+fn trial_budget_s(config: &flexcomm_planner::Config) -> f64 {
+    let set_s = config.trial_budget_s.get();
+    if set_s > 0.0 { set_s } else { flexcomm_planner::Config::default().trial_budget_s.get() }
 }
 
 /// Refuses what the job's trainers do not have, since they would leave it out without a word, and what is not allowed.

@@ -39,12 +39,8 @@ async fn put(
     Ok(())
 }
 
-/// Stores the memory when it says more than that time has passed.
+/// Stores the memory, which every look changes.
 async fn remember(app: &App, gathered: &Gathered, memory: &Memory) -> Result<(), CycleError> {
-    let old = &gathered.snapshot.memory;
-    if *memory == (Memory { last_call: memory.last_call, ..old.clone() }) {
-        return Ok(());
-    }
     Ok(app.store.put_planner_memory(&gathered.job, &json(&gathered.job.job, memory)?).await?)
 }
 

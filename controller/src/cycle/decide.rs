@@ -1,7 +1,7 @@
 //! Phase 2: the planner, on a thread where it may take its time: under a clock that stands still meanwhile, on this one.
 
-use flexcomm_domain::{JobId, Timestamp, Version};
-use flexcomm_planner::{Outcome, Snapshot};
+use flexcomm_domain::{JobId, NodeName, Timestamp, Version};
+use flexcomm_planner::{LinkTest, Links, Outcome, Snapshot};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use std::any::Any;
@@ -39,7 +39,8 @@ pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, Cycle
     let Some(claimed_s) = decided.outcome.report.contradicted_s else { return Ok(decided) };
     for node in asymmetric(&gathered.claims, &gathered.nodes) {
         let Ok(links) = matrix(&without_claims_of(&gathered.claims, &node), &gathered.nodes) else { continue };
-        let snapshot = Arc::new(Snapshot { links: Some(links), ..Snapshot::clone(&gathered.snapshot) });
+        let links = Some(with_tests_of_others(links, gathered, &node));
+        let snapshot = Arc::new(Snapshot { links, ..Snapshot::clone(&gathered.snapshot) });
         let without = solve(app, &snapshot, gathered.now).await?;
         if without.outcome.report.contradicted_s.is_none() {
             let what = format!(
@@ -52,6 +53,15 @@ pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, Cycle
         }
     }
     Ok(decided)
+}
+
+/// Adds what is gathered of nodes and of the tests that a node had no part in: which end reported a test is not known.
+fn with_tests_of_others(links: Links, gathered: &Gathered, node: &NodeName) -> Links {
+    let Some(seen) = &gathered.snapshot.links else { return links };
+    let number = gathered.nodes.iter().position(|n| n == node).and_then(|rank| seen.nodes.get(rank));
+    let of_others = |test: &&LinkTest| Some(&test.from) != number && Some(&test.to) != number;
+    let tests = seen.tests.iter().filter(of_others).copied().collect();
+    Links { nodes: seen.nodes.clone(), tests, ..links }
 }
 
 fn panicked(job: &JobId, panic: &(dyn Any + Send)) -> CycleError {

@@ -10,7 +10,7 @@ use super::profiles::profiles;
 use crate::app::App;
 use crate::doubts::Doubt;
 use crate::limits::PROFILE_TRIALS;
-use crate::links::{LinkMap, agreed, disagreements, matrix, merge};
+use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests};
 use crate::measure::{self, Doubted, RecentSteps, WholeStep};
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
 
@@ -42,8 +42,6 @@ pub struct Gathered {
 pub struct EndedTrial {
     /// Its id; ids grow.
     pub id: u64,
-    /// When it was asked for.
-    pub asked: Timestamp,
     /// Of each strategy that ran: seconds until the last rank was done.
     pub sync_s: Vec<(Strategy, f64)>,
 }
@@ -52,7 +50,8 @@ pub struct EndedTrial {
 pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gathered> {
     let now = app.clock.now();
     let mut waiting = Vec::new();
-    let claims = merge(&app.store.links().await?, &app.store.link_tests().await?, now, app.time_constant_s());
+    let tests = app.store.link_tests().await?;
+    let claims = merge(&app.store.links().await?, &tests, now, app.time_constant_s());
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
     let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
@@ -60,6 +59,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let nodes = placed(job, ranks);
     let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| matrix(&claims, nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
+    let links = links.zip(nodes.as_ref().ok()).map(|(links, nodes)| with_tests(links, nodes, &tests));
     let recent = app.store.recent_steps(&job.job, &app.sight(job, ranks).expected).await?;
     doubts.extend(recent.doubted.iter().map(|wrong| doubt(wrong, ranks)));
     let in_force = app.store.decision(&job.job).await?;
@@ -88,6 +88,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         profiles,
         times,
         coefficients: (*app.store.coefficients().await?).clone(),
+        buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
         measured,
         earlier,
@@ -164,7 +165,7 @@ fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
 }
 
 fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> {
-    let TrialRow { id, asked, .. } = *trials.iter().filter(|t| t.state != "pending").max_by_key(|t| t.id)?;
+    let TrialRow { id, .. } = *trials.iter().filter(|t| t.state != "pending").max_by_key(|t| t.id)?;
     let mut sync_s: Vec<(Strategy, f64)> = Vec::new();
     for outcome in reports.iter().filter(|r| r.id == id).flat_map(|r| &r.outcomes).filter(|o| o.iterations > 0) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
@@ -174,7 +175,7 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> 
             None => sync_s.push((strategy, seconds)),
         }
     }
-    Some(EndedTrial { id, asked, sync_s })
+    Some(EndedTrial { id, sync_s })
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::CycleError;
 use crate::app::App;
-use crate::config::Config;
 use crate::echoes;
 use crate::grants::{Known, Pair};
 use crate::links::{LinkMap, TEST_CONFIDENCE, agreed, contradicted, merge, weighed};
@@ -15,25 +14,14 @@ use crate::store::TestRow;
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
 
-/// A link fades from so many times the confidence on that decisions need: a test takes its time to be granted and seen.
+/// A link whose bandwidth is known with less confidence than this tells a decision too little: what is believed of it has become wide.
+const LEAST_CONFIDENCE: f64 = 0.5;
+
+/// A link of a job is stale from so many times that on: a test takes its time to be granted and seen.
 const STALE: f64 = 1.1;
 
-/// And from so much of what a test that ran from the other side is worth at most: no link fades all the time.
-const MOST_STALE: f64 = 0.9 * TEST_CONFIDENCE;
-
-/// From when on a link is suspect or fades.
-#[derive(Debug)]
-struct Thresholds {
-    suspect_change: f64,
-    stale: f64,
-}
-
-impl Thresholds {
-    fn of(config: &Config) -> Self {
-        let stale = (STALE * config.planner.least_confidence).min(MOST_STALE);
-        Self { suspect_change: config.probes.suspect_change, stale }
-    }
-}
+// A test that ran from the other side makes no link stale at once.
+const _: () = assert!(STALE * LEAST_CONFIDENCE < 0.9 * TEST_CONFIDENCE);
 
 /// Pairs of nodes that run ranks of the same job.
 #[derive(Debug, Default)]
@@ -51,7 +39,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let links = app.store.links().await?;
     let tests = weighed(app.store.link_tests().await?.to_vec(), &links, now);
     let links = agreed(merge(&links, &tests, now, app.time_constant_s()));
-    let known = known(&Thresholds::of(&app.config), &links, &tests, &shared(app).await?);
+    let known = known(app.config.probes.suspect_change, &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes.lock() = echoes;
     let moved = {
@@ -63,17 +51,17 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 }
 
 /// What the links look like, by pair of nodes.
-fn known(thresholds: &Thresholds, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
+fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
     let tests: BTreeMap<_, &TestRow> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
         let test = tests.get(&(from, to));
         let then = test.and_then(|test| test.latency_us);
-        let moved = then.is_some_and(|then| latency_moved(link, then, thresholds.suspect_change))
+        let moved = then.is_some_and(|then| latency_moved(link, then, suspect_change))
             || test.is_some_and(|test| contradicted(test, link));
         let off = shared.deviating.contains(&pair);
-        let stale = link.bandwidth_confidence < thresholds.stale && shared.all.contains(&pair);
+        let stale = link.bandwidth_confidence < STALE * LEAST_CONFIDENCE && shared.all.contains(&pair);
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::max);
@@ -113,13 +101,12 @@ mod tests {
     use flexcomm_domain::Timestamp;
 
     #[test]
-    fn only_unsure_links_of_a_job_fade_and_the_last_test_is_known() {
-        let thresholds = Thresholds { suspect_change: 0.3, stale: 0.55 };
+    fn only_unsure_links_of_a_job_are_stale_and_the_last_test_is_known() {
         let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
         let test = |bandwidth_bps| test(bandwidth_bps, None, Some(1e9));
         let pair = Pair::new(&node("a"), &node("b"));
         let look = |tests: &[TestRow], shared: &Shared| {
-            known(&thresholds, &merge(&rows, tests, Timestamp(0), 120.0), tests, shared)[&pair]
+            known(0.3, &merge(&rows, tests, Timestamp(0), 120.0), tests, shared)[&pair]
         };
         let job = Shared { all: [pair.clone()].into(), deviating: BTreeSet::new() };
         let sure = look(&[], &job);

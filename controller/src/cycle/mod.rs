@@ -187,6 +187,7 @@ mod tests {
             rank,
             world: 2,
             gradient_values: 1_000_000,
+            buckets: Vec::new(),
             momentum: None,
             backend: "x".into(),
             codecs,

@@ -1,8 +1,9 @@
 //! Phase 5: predicted against measured time, coefficients fitted to it, and the status for whoever looks.
 
 use flexcomm_domain::Timestamp;
-use flexcomm_optimizer::Sample;
-use flexcomm_planner::{Outcome, Report};
+use flexcomm_optimizer::{Evaluator, Problem, Sample};
+use flexcomm_planner::{Outcome, Report, Snapshot};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{CycleError, Gathered};
@@ -46,16 +47,24 @@ pub async fn record(
     Ok(())
 }
 
-/// What is believed of the strategy in force when the call was made. Nothing is predicted over links that the steps contradict:
-/// an interval that begins then is never fitted to.
+/// What is believed of the strategy in force when the call was made, and what the cost model says of it. Nothing is predicted over links
+/// that the steps contradict: an interval that begins then is never fitted to.
 fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
-    report.in_force.as_ref().filter(|_| report.contradicted_s.is_none()).map(|now| Prediction {
+    let now = report.in_force.as_ref().filter(|_| report.contradicted_s.is_none())?;
+    let model = Evaluator::new(&measured_problem(&gathered.snapshot)?).evaluate(&now.strategy).ok()?;
+    Some(Prediction {
         version: gathered.snapshot.version(),
         sync_us: now.t_sync_s * 1e6,
         step_us: now.t_step_s * 1e6,
-        model_sync_us: now.model_sync_s * 1e6,
-        terms: now.terms,
+        model_sync_us: model.t_sync.get() * 1e6,
+        terms: model.terms,
     })
+}
+
+/// Of the links as they are measured. What the planner believes of them follows the steps, so a model over that would neither move with
+/// the links nor deviate from steps that show a change before the links do.
+fn measured_problem(snapshot: &Snapshot) -> Option<Problem> {
+    snapshot.links.as_ref().map(|links| snapshot.problem(&links.matrix, BTreeMap::new()))
 }
 
 /// Closes intervals; returns the newest that was closed.
@@ -69,7 +78,7 @@ async fn measure(
         return Ok(None);
     }
     let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
-    let around = Surroundings { prediction, in_force, link_change: app.config.planner.link_change, now: gathered.now };
+    let around = Surroundings { prediction, in_force, now: gathered.now };
     let open = app.store.open_interval(job).await?;
     let cut = intervals::cut(open.clone(), &gathered.recent.whole, &around);
     if open.as_ref() != Some(&cut.open) || !cut.closed.is_empty() {
@@ -115,21 +124,25 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
 }
 
 /// Fits the coefficients to a trial that has just ended: it ran collectives that the job does not. Answers the newest
-/// trial that is taken care of; one that ended before this process began is, and so is one during which the links moved:
-/// it ran on other links than those that are known now.
+/// trial that is taken care of; one that ended before this process began is, and so is one whose links may be others than those
+/// that are known now: they have moved since the last decision, or the newest steps contradict them.
 async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<u64, CycleError> {
     let job = &gathered.job.job;
     let Some(trial) = &gathered.trial else { return Ok(0) };
     let known = app.statuses.lock().get(job).map(|status| status.fitted_trial);
-    let moved = outcome.memory.moving.is_some_and(|moving| moving.until >= trial.asked)
-        || outcome.report.contradicted_s.is_some();
+    let moved = outcome.report.changed.is_some() || outcome.report.contradicted_s.is_some();
     if moved || known.is_none_or(|id| id >= trial.id) {
         return Ok(trial.id);
     }
     let mut book = (*app.store.coefficients().await?).clone();
-    for (strategy, measured_s) in &trial.sync_s {
-        let Some(priced) = outcome.report.alternatives.iter().find(|a| a.strategy == *strategy) else { continue };
-        let sample = Sample { terms: priced.terms, measured_s: *measured_s };
+    let Some(problem) = measured_problem(&gathered.snapshot) else { return Ok(trial.id) };
+    let terms: Vec<_> = {
+        let evaluator = Evaluator::new(&problem);
+        trial.sync_s.iter().map(|(strategy, _)| evaluator.evaluate(strategy).ok().map(|model| model.terms)).collect()
+    };
+    for ((strategy, measured_s), terms) in trial.sync_s.iter().zip(terms) {
+        let Some(terms) = terms else { continue };
+        let sample = Sample { terms, measured_s: *measured_s };
         if book.observe(strategy.collective(), &gathered.job.backend, sample) {
             app.counters.fitted.inc();
         }

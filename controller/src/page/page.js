@@ -330,27 +330,20 @@ function facts(pairs) {
 function alternatives(report) {
   const all = (report.alternatives || []).slice(0, 24);
   const most = Math.max(...all.map((a) => a.t_step_s), 0);
-  const head = el("tr", {}, ...["Strategy", "CR"].map((t) => el("th", {}, t)), ...["Compression", "Collective", "Step", "Gain", "Score", ""].map((t) => el("th", { class: "num" }, t)));
+  const head = el("tr", {}, ...["Strategy", "CR"].map((t) => el("th", {}, t)), ...["Compression", "Collective", "Step", "Gain", "Saves", "Probability", ""].map((t) => el("th", { class: "num" }, t)));
   const row = (a) => {
     const s = a.strategy;
     const same = JSON.stringify(s) === JSON.stringify(report.chosen);
     const bar = el("i", {});
     bar.style.width = `${most ? (56 * a.t_step_s) / most : 0}px`;
-    return el("tr", { class: same ? "chosen" : a.score === null || a.blocked ? "off" : "" },
+    return el("tr", { class: same ? "chosen" : a.score === null ? "off" : "" },
       el("td", {}, strategyWords(s)), el("td", {}, share(partsOf(s).cr)),
       el("td", { class: "num" }, seconds(a.t_comp_s)), el("td", { class: "num" }, seconds(a.t_sync_s)),
       el("td", { class: "num bar-cell" }, seconds(a.t_step_s), bar), el("td", { class: "num" }, share(a.gain)),
-      el("td", { class: "num" }, share(a.score)),
-      el("td", {}, same ? el("span", { class: "tag" }, "chosen") : a.blocked ? "blocked" : a.on_front ? "on the front" : ""));
+      el("td", { class: "num" }, a.score === null ? "–" : percent(a.saves)), el("td", { class: "num" }, a.score === null ? "–" : percent(a.sure)),
+      el("td", {}, same ? el("span", { class: "tag" }, "chosen") : a.score === null ? "not admitted" : a.on_front ? "on the front" : ""));
   };
   return el("div", { class: "scroll" }, el("table", { class: "list alts" }, el("thead", {}, head), el("tbody", {}, ...all.map(row))));
-}
-
-function trigger(t) {
-  const words = { first: "first decision", profile: "a trial brought a new profile", deferred: "a better one was known before and not taken", "held-back": "a better one was known before and not taken", review: "regular review", withdrawn: "no longer offered" };
-  if (t.kind === "gain") return `gain moved from ${share(t.from)} to ${share(t.to)}`;
-  if (t.kind === "model") return `the model's step time moved from ${seconds(t.from_s)} to ${seconds(t.to_s)}`;
-  return t.what || words[t.kind] || t.kind;
 }
 
 function detail(entry) {
@@ -360,12 +353,13 @@ function detail(entry) {
   const m = seen.measured;
   return el("div", { class: "detail" },
     facts([
-      ["Triggered by", (r.triggers || []).map(trigger).join("; ")],
+      ["Changed since the decision before", r.changed],
       ["Links then", link(seen.links)],
-      ["Links at the solve before", link(seen.links_before)],
+      ["Links at the decision before", link(seen.links_before)],
       ["Measured under the one before", m ? `step ${seconds(m.t_step)}, collective ${seconds(m.t_sync)}, gain ${share(m.gain)} over ${m.steps} steps` : ""],
       ["Compute", seen.compute_s ? seconds(seen.compute_s) : ""],
       ["Policy", r.policy],
+      ["A saving counts for", r.horizon_s ? seconds(r.horizon_s) : ""],
       ["Gain and compression time", seen.profile_measured ? "from trials" : "assumed, no trial yet"],
       ["Made from", `decision ${entry.parent}`],
     ]),
@@ -383,8 +377,7 @@ function showHistory(entries) {
     box.addEventListener("toggle", () => { if (box.open) state.open.add(entry.version); else state.open.delete(entry.version); address(); fill(); });
     box.open = state.open.has(entry.version);
     fill();
-    const rollback = entry.report && entry.report.rollback;
-    return el("li", { class: `${index === 0 ? "current" : ""} ${rollback ? "rollback" : ""}` }, box);
+    return el("li", { class: index === 0 ? "current" : "" }, box);
   };
   const none = el("li", {}, el("span", { class: "soft" }, "Nothing has been decided yet; the last look above says what is waited for."));
   $("history").replaceChildren(...(entries.length ? entries.map(item) : [none]));

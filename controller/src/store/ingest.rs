@@ -473,6 +473,7 @@ mod tests {
             rank,
             world,
             gradient_values: 10,
+            buckets: Vec::new(),
             momentum: None,
             backend: "x".into(),
             codecs: vec![],

@@ -27,6 +27,8 @@ pub struct JobRow {
     pub world: u32,
     /// Values in the fused gradient.
     pub gradient_values: u64,
+    /// Values in each of its buckets; empty where the trainers do not say.
+    pub buckets: Vec<u64>,
     /// Of the optimizer; `None` where the trainers do not say.
     pub momentum: Option<f64>,
     /// What moves the bytes.
@@ -103,8 +105,8 @@ pub struct RankRow {
 
 row! {
     JobRow {
-        job, run, world, gradient_values, momentum, backend, created: created_us, ended: ended_us, earlier: first_version, loss,
-        accuracy; how by ended_how, kinds by policy_kinds
+        job, run, world, gradient_values, buckets, momentum, backend, created: created_us, ended: ended_us, earlier: first_version,
+        loss, accuracy; how by ended_how, kinds by policy_kinds
     }
 }
 row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how by ended_how });
@@ -250,14 +252,17 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
     for text in FORGET_RUN {
         sql!(operation, text, job).execute(&mut *db).await?;
     }
-    let text = "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial, momentum)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    let text =
+        "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial, momentum,
+            buckets)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
         ON CONFLICT (job) DO UPDATE SET world = excluded.world, gradient_values = excluded.gradient_values,
-            momentum = excluded.momentum, backend = excluded.backend, created_us = excluded.created_us, run = excluded.run,
-            first_version = excluded.first_version, first_trial = excluded.first_trial,
-            ended_us = NULL, ended_how = NULL, loss = NULL, accuracy = NULL";
+            momentum = excluded.momentum, buckets = excluded.buckets, backend = excluded.backend,
+            created_us = excluded.created_us, run = excluded.run, first_version = excluded.first_version,
+            first_trial = excluded.first_trial, ended_us = NULL, ended_how = NULL, loss = NULL, accuracy = NULL";
     let (world, values, backend) = (seen.world, seen.gradient_values, &seen.backend);
-    sql!(operation, text, job, world, values, backend, now, seen.run, version, trial, seen.momentum)
+    let buckets = json(operation, &seen.buckets)?;
+    sql!(operation, text, job, world, values, backend, now, seen.run, version, trial, seen.momentum, buckets)
         .execute(&mut *db)
         .await?;
     forget_oldest(db).await

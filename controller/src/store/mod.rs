@@ -330,6 +330,7 @@ pub(crate) mod tests {
             rank: 0,
             world: 1,
             gradient_values: 1,
+            buckets: Vec::new(),
             momentum: None,
             backend: "x".into(),
             codecs: vec![],

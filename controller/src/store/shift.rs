@@ -48,6 +48,7 @@ mod tests {
             rank: 0,
             world: 1,
             gradient_values: 1,
+            buckets: Vec::new(),
             momentum: None,
             backend: "x".into(),
             codecs: vec![],

@@ -120,7 +120,7 @@ async fn a_decision_that_is_older_or_another_is_rejected() {
         agent.report(&s.api, vec![hello]).await;
     }
     let mut step = 0;
-    // Without answers to its trials the planner decides when it has given them up: here at once.
+    // The first decision waits for no trial: each is answered at once.
     let orders = loop {
         step += 10;
         for agent in [&mut s.a, &mut s.b] {

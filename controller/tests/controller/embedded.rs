@@ -2,8 +2,7 @@
 
 use flexcomm_controller::{Embedded, RawConfig};
 use flexcomm_domain::Strategy;
-use flexcomm_wire::{Heartbeat, ReportAck, ReportBody, ThroughputReport};
-use std::collections::BTreeSet;
+use flexcomm_wire::{Heartbeat, ReportAck, ReportBody};
 use std::time::{Duration, Instant};
 
 use super::common::{Agent, Network, job, node};
@@ -24,14 +23,13 @@ struct Simulated {
     epoch: u64,
     running: (u64, Strategy),
     trial: u64,
-    grants: BTreeSet<u64>,
     step: u64,
 }
 
 impl Simulated {
     fn new(rank: u32) -> Self {
         let (agent, running) = (Agent::new(&format!("n{rank}"), rank), (0, Strategy::DENSE_RING));
-        Self { agent, epoch: 0, running, trial: 0, grants: BTreeSet::new(), step: 0 }
+        Self { agent, epoch: 0, running, trial: 0, step: 0 }
     }
 }
 
@@ -90,7 +88,7 @@ impl Cluster {
 
     /// What an agent does in a second: a heartbeat, then its orders, its links and its steps.
     fn act(&mut self, i: usize, network: Network) {
-        let mut bodies = self.follow(i);
+        let mut bodies = self.follow(i, network);
         let peers: Vec<String> = self.all.iter().map(|other| other.agent.name.to_string()).collect();
         let this = &mut self.all[i];
         let others = peers.iter().filter(|peer| **peer != this.agent.name.to_string());
@@ -109,7 +107,7 @@ impl Cluster {
     }
 
     /// Reports of what new orders ask for.
-    fn follow(&mut self, i: usize) -> Vec<ReportBody> {
+    fn follow(&mut self, i: usize, network: Network) -> Vec<ReportBody> {
         let this = &mut self.all[i];
         let Some(published) = self.embedded.orders(&this.agent.name).filter(|p| p.orders.epoch > this.epoch) else {
             return vec![];
@@ -127,12 +125,7 @@ impl Cluster {
                 bodies.push(this.agent.trial(trial));
             }
         }
-        for grant in published.orders.grants.iter().filter(|grant| this.grants.insert(grant.id)) {
-            let (out_bps, back_bps) = (Some(1e9), Some(1e9));
-            let (grant, peer, bytes) = (grant.id, grant.peer.clone(), grant.budget_bytes);
-            let done = ThroughputReport { grant, peer, out_bps, back_bps, bytes, out_bytes: None, error: None };
-            bodies.push(ReportBody::Throughput(done));
-        }
+        bodies.extend(this.agent.tests(&published.orders, Some(network)));
         bodies
     }
 

@@ -87,6 +87,8 @@ impl Cluster {
 async fn server(dir: &std::path::Path) -> Server {
     let mut config = config(dir);
     (config.agents.heartbeat_ms, config.agents.dead_after_ms) = (200, 1500);
+    // Ranks go on under the first decision here, whatever the planner would like to try.
+    config.planner.dwell_s = flexcomm_domain::Seconds::new(3600.0).unwrap();
     Server::start(config).await
 }
 

@@ -1,6 +1,6 @@
 //! What the controller reads and answers is what `openapi.json` says, field by field.
 
-use crate::common::{Agent, Api, Network, Server, config, job, node};
+use crate::common::{Agent, Api, Network, Server, VALUES, config, job, node};
 use flexcomm_domain::{CodecCost, Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::{JobPolicy, ScenarioSet};
@@ -110,7 +110,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     }
     let mut hello = agent.hello();
     if let ReportBody::JobSeen(seen) = &mut hello {
-        seen.momentum = Some(0.9);
+        (seen.buckets, seen.momentum) = (vec![VALUES - 1, 1], Some(0.9));
         let costs = [CodecCost { value_s: 1e-9, kept_s: 0.0 }; 2];
         seen.codecs.iter_mut().for_each(|codec| {
             (codec.index_coding, codec.times) = (Some("least".into()), Some(costs.into()));
@@ -217,6 +217,8 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
     api.put("/api/v1/scenario", &ScenarioSet { nodes: None, ..scenario() }).await;
     let refused = ReportBody::Shape(ShapeReport { id: 1, error: Some("no netem".into()) });
     agents[0].report(api, vec![refused]).await;
+    // The planner asks for one only where it is worth it.
+    assert_eq!(api.post("/api/v1/jobs/j/trials", &json!({})).await.status(), 202);
     let mut step = 0;
     api.until("a decision and intervals", async |api| {
         let mut orders = None;

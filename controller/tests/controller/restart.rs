@@ -41,6 +41,13 @@ impl Spooler {
     }
 }
 
+/// An agent's orders; none of one that is not registered. An error: the server went away.
+async fn orders(api: &Api, name: &str) -> reqwest::Result<Option<Orders>> {
+    let url = format!("{}/api/v1/agents/{name}/orders", api.url);
+    let answer = api.client.get(url).bearer_auth(crate::common::TOKEN).send().await?;
+    if answer.status() == 404 { Ok(None) } else { answer.json().await.map(Some) }
+}
+
 struct Life {
     spoolers: [Spooler; 2],
     step: u64,
@@ -77,25 +84,20 @@ impl Life {
         if self.spoolers.iter().any(|s| s.unacked.is_some()) {
             return true;
         }
-        let url = format!("{}/api/v1/agents/a/orders", api.url);
-        let orders = match api.client.get(url).bearer_auth(crate::common::TOKEN).send().await {
-            Ok(answer) if answer.status() == 404 => None,
-            Ok(answer) => match answer.json::<Orders>().await {
-                Ok(orders) => Some(orders),
-                Err(_) => return false,
-            },
-            Err(_) => return false,
-        };
-        self.follow(orders);
+        let (Ok(of_a), Ok(of_b)) = (orders(api, "a").await, orders(api, "b").await) else { return false };
+        self.follow(of_a, of_b);
         true
     }
 
-    fn follow(&mut self, orders: Option<Orders>) {
-        let first = orders.is_none();
-        self.fast = (self.step / 200).is_multiple_of(2);
+    fn follow(&mut self, of_a: Option<Orders>, of_b: Option<Orders>) {
+        let (first, granted) = (of_a.is_none(), [of_a.clone(), of_b]);
+        // It falls once and stays so: a network that changes faster than it is measured is no reason to decide.
+        self.fast = self.step < 200;
         let bandwidth_bps = if self.fast { 25e9 } else { 5e7 };
-        let sync_us = if self.fast { 500.0 } else { 8e6 * 8e6 / bandwidth_bps };
-        let job = orders.and_then(|o| {
+        let network = Network { latency_us: 200.0, bandwidth_bps };
+        let sent = if self.strategy.is_dense() { 1.0 } else { 2.0 * self.strategy.cr().get() };
+        let sync_us = 2.0 * network.latency_us + sent * 32e6 / bandwidth_bps * 1e6;
+        let job = of_a.and_then(|o| {
             assert!(o.epoch >= self.epoch, "epoch {} after {}", o.epoch, self.epoch);
             self.epoch = o.epoch;
             o.jobs.into_iter().next()
@@ -111,13 +113,16 @@ impl Life {
         let next = decision.filter(|d| d.version > self.version);
         let (step, ran) = (self.step, (self.version, self.strategy));
         self.step += 10;
-        for (spooler, peer) in self.spoolers.iter_mut().zip(["b", "a"]) {
+        for ((spooler, peer), granted) in self.spoolers.iter_mut().zip(["b", "a"]).zip(granted) {
             let agent = &mut spooler.agent;
             let mut bodies = vec![agent.hello()];
             if !first {
                 spooler.links += 1;
-                bodies.push(agent.link(peer, Network { latency_us: 200.0, bandwidth_bps }));
+                bodies.push(agent.link(peer, network));
                 bodies.push(agent.steps(ran, (step, 10), sync_us));
+                if let Some(granted) = &granted {
+                    bodies.extend(agent.tests(granted, Some(network)));
+                }
                 bodies.extend(trial.as_ref().map(|t| agent.trial(t)));
                 bodies.extend(next.as_ref().map(|d| agent.applied(d.version, d.digest, step + 10)));
             }

@@ -4,32 +4,18 @@ use std::path::Path;
 
 use crate::plan::{CONTROLLER_PORT, node_addr, node_name};
 
-/// The planner's time constants in the lab, where a phase holds for less than a minute and not for hours: the
-/// defaults divided by three to ten. Rates are scaled down, so throughput tests need fewer bytes and a larger
-/// share to be as frequent: a test that a saturated link of 4 Mbit/s lets fail is charged whole seconds.
+/// Probing in the lab, where a phase holds for less than a minute and not for hours. Rates are scaled down, so throughput tests need
+/// fewer bytes and a larger share to be as frequent: a test that a saturated link of 4 Mbit/s lets fail is charged whole seconds.
 const SETTINGS: &str = "
 [probes]
 budget_share = 0.2
 min_bytes = 131072
 retest_s = 10
-
-[planner]
-dwell_s = 4.0
-horizon_s = 60.0
-review_s = 15.0
-max_link_age_s = 60.0
-least_confidence = 0.15
-guard_timeout_s = 5.0
-trial_interval_s = 15.0
-trial_share = 0.1
-trial_timeout_s = 20.0
-block_s = 60.0
 ";
 
 /// How that differs from the defaults, said before anybody believes the lab's pace.
-pub const LAB_SETTINGS: &str = "the lab decides sooner than by default, since a phase of its trace lasts a minute and its links are thin: probes may take \
-    20 % of a link (default 1 %) and trials 10 % of the time (default 1.5 %), a decision stays 4 s at least (default 10 s), links are acted on at a confidence of \
-    0.15 (default 0.5); all in lab/src/inside/config.rs";
+pub const LAB_SETTINGS: &str = "the lab measures links more often than by default, since a phase of its trace lasts a minute and its links are thin: probes \
+    may take 20 % of a link (default 1 %), and a pair is tested again after 10 s (default 20 s); all in lab/src/inside/config.rs";
 
 /// The controller's: open to the emulated network, scenario control on.
 pub(crate) fn controller(token_file: &Path) -> String {

@@ -20,6 +20,7 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
         rank: rank.0,
         world: world as u32,
         gradient_values: layers.values() as u64,
+        buckets: Vec::new(),
         momentum: None,
         backend: BACKEND.into(),
         codecs: candidates.map(|family| codec(family, false)).chain(further).collect(),

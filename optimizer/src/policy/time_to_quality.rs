@@ -18,9 +18,9 @@ pub struct TimeToQuality {
 }
 
 impl Default for TimeToQuality {
-    /// A floor of 0.05: below it, one step in twenty does a dense step's work and noise dominates.
+    /// No floor: what little is kept costs is in the steps it takes.
     fn default() -> Self {
-        Self { gain_floor: 0.05, exponent: None }
+        Self { gain_floor: 0.0, exponent: None }
     }
 }
 

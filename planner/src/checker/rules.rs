@@ -1,8 +1,7 @@
-//! Who may follow whom, what may be chosen, when, and whether a rollback has a reason.
+//! Who may follow whom, what may be chosen and tried, and when.
 
-use super::{Findings, TOLERANCE, costs};
-use crate::memory::Blocked;
-use crate::{Measured, Outcome, PolicyConfig, Snapshot};
+use super::Findings;
+use crate::{MAX_TRIAL_CANDIDATES, Outcome, Snapshot};
 use flexcomm_domain::{Decision, Digest, Selection, Strategy, Timestamp};
 
 /// Longest reason: it is a sentence.
@@ -59,104 +58,30 @@ pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
     s.offer.codecs.contains_key(&family) && enabled && kind && sound && named
 }
 
-pub(super) fn timing(s: &Snapshot, outcome: &Outcome, now: Timestamp, found: &mut Findings) {
-    let Some(links) = &s.links else {
-        return found.expect(false, "links", || "decided without links".into());
-    };
-    let most = s.config.max_link_age_s.get();
-    let tried = s.profiles.measured_at.map_or(f64::INFINITY, |at| now.since(at).get());
-    let sure = links.confidence >= s.config.least_confidence || s.in_force.is_none() && tried <= most;
-    let fresh = links.age.get() <= most && sure;
-    found.expect(fresh || outcome.report.rollback, "links", || {
-        format!("links {} old with confidence {}", links.age, links.confidence)
+/// A change comes after the dwell time, and where the links are known; back to dense a job may go at any time. Where the clock has jumped
+/// back, nothing is known of when the last decision was made.
+pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut Findings) {
+    found.expect(s.links.is_some() && s.compute.is_some(), "links", || "decided without links or steps".into());
+    let Some(current) = s.in_force.as_ref().filter(|_| !d.strategy.is_dense()) else { return };
+    let from = current.decision.decided_at;
+    let (passed_s, dwell_s) = (now.0.saturating_sub(from.0) as f64 * 1e-6, s.config.dwell_s.get());
+    found.expect(now < from || passed_s >= dwell_s, "dwell", || {
+        format!("{passed_s} s after the last decision, least is {dwell_s} s")
     });
-    if outcome.report.rollback {
-        return;
+    let timeout_s = s.config.apply_timeout_s.get();
+    let applied = current.applied_at_step.is_some() || now < from || passed_s >= timeout_s;
+    found.expect(applied, "applied", || format!("version {} is not in force yet", current.decision.version));
+}
+
+/// A trial of what the job can run, within its budget.
+pub(super) fn trial(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
+    let Some(trial) = &outcome.trial else { return };
+    let count = trial.candidates.len();
+    found.expect((1..=MAX_TRIAL_CANDIDATES).contains(&count), "trial", || format!("{count} candidates"));
+    for c in &trial.candidates {
+        let offered = may_run(s, c) && s.offer.collectives.contains(&c.collective());
+        found.expect(offered && !c.is_dense(), "trial", || format!("{c} is not offered or needs no trial"));
     }
-    let chosen = outcome.report.chosen;
-    let may_end = |b: &&Blocked| moved_since(s, b, now);
-    let blocked = s.memory.blocked.iter().any(|b| b.until > now && b.covers(&chosen) && !may_end(&b));
-    found.expect(!blocked, "blocked", || format!("{chosen} was rolled back and may not return yet"));
-    let Some(current) = &s.in_force else { return };
-    let from = s.memory.dwell_from.unwrap_or(current.decision.decided_at);
-    let passed = now.0.saturating_sub(from.0) as f64 * 1e-6;
-    let dwell = s.config.dwell_s.get();
-    let last = s.memory.blocked.iter().find(|b| b.at == from);
-    let version = Some(current.decision.version);
-    let measured = s.memory.assumed == version && s.profiles.measured_at.is_some();
-    let waived = s.memory.dwell_waived == version || measured || last.as_ref().is_some_and(may_end);
-    found.expect(passed >= dwell || waived, "dwell", || {
-        format!("{passed} s after the last decision, least is {dwell} s")
-    });
-    let Some(moving) = &outcome.memory.moving else { return };
-    let since = |then: Timestamp| now.0.saturating_sub(then.0) as f64 * 1e-6;
-    let (ago, settle) = (since(moving.until), s.config.links_settle_s.get());
-    let steady = ago >= settle || since(moving.since) >= 5.0 * settle;
-    found.expect(steady, "steady", || format!("links moved {ago} s ago, least is {settle} s"));
-}
-
-/// Whether the links have moved since a strategy was rolled back, so that its block may end before its time: by a factor of
-/// two, or by what counts as a change for as long as news of the links may come late.
-fn moved_since(s: &Snapshot, b: &Blocked, now: Timestamp) -> bool {
-    let (Some(before), Some(links)) = (b.evidence.map(|e| e.links), &s.links) else { return false };
-    let late = now.0.saturating_sub(b.at.0) as f64 * 1e-6 <= s.config.max_link_age_s.get();
-    let least = if late { (1.0 + s.config.link_change).min(2.0) } else { 2.0 } * (1.0 - TOLERANCE);
-    let factor = |a: f64, b: f64| a.max(b) / a.min(b);
-    let latency = |a: f64, b: f64| factor(a, b) >= least && (a - b).abs() >= s.config.latency_floor_s.get();
-    let (alpha, beta) = costs::means(&links.matrix);
-    let ((_, worst_alpha), (_, worst_beta)) = costs::extremes(&links.matrix);
-    latency(before.alpha_mean_s, alpha)
-        || latency(before.alpha_worst_s, worst_alpha)
-        || factor(8.0 / before.bandwidth_mean_bps, beta) >= least
-        || factor(8.0 / before.bandwidth_worst_bps, worst_beta) >= least
-}
-
-/// A rollback needs measured steps that are worse than the model, than dense or than what they were chosen for.
-pub(super) fn evidence(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
-    if !outcome.report.rollback {
-        return;
-    }
-    let Some(current) = &s.in_force else {
-        return found.expect(false, "rollback", || "nothing to roll back from".into());
-    };
-    let measured = s.measured.filter(|m| m.version == current.decision.version && m.steps >= s.config.least_steps);
-    let Some(m) = measured.filter(|_| current.applied_at_step.is_some()) else {
-        return found.expect(false, "rollback", || "without enough measured steps under the decision in force".into());
-    };
-    let strategy = &current.decision.strategy;
-    let holds = slower_than_model(s, strategy, &m)
-        || worse_than_dense(s, outcome, (strategy, &m))
-        || keeps_less_than_promised(s, strategy, &m);
-    let what = || format!("{} per step at gain {} is no reason to roll back", m.t_step, m.gain.get());
-    found.expect(holds, "rollback", what);
-}
-
-fn slower_than_model(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
-    let Some(links) = &s.links else { return false };
-    let t_sync = costs::sync(s, strategy, &links.matrix);
-    // At the optimistic end of the model, so that no doubt remains only where links are equal.
-    let compute = s.compute.map_or(0.0, |c| c.get());
-    m.t_step.get() > costs::step(compute, t_sync.low, s.overlap) * (1.0 + s.config.guard_margin)
-}
-
-fn worse_than_dense(s: &Snapshot, outcome: &Outcome, (strategy, m): (&Strategy, &Measured)) -> bool {
-    let dense = outcome.report.alternatives.iter().filter(|a| a.strategy.is_dense());
-    let seen = s.memory.seen.iter().filter(|x| x.strategy.is_dense()).map(|x| x.cost.t_step.get());
-    let fastest = dense.map(|a| a.t_step_s).chain(seen).fold(f64::INFINITY, f64::min);
-    costs::worth(s, strategy, (m.t_step.get(), m.gain.get()), exponent(s)) > fastest
-}
-
-fn keeps_less_than_promised(s: &Snapshot, strategy: &Strategy, m: &Measured) -> bool {
-    let Some(promise) = s.memory.promise.filter(|p| p.version == m.version) else { return false };
-    let worth = |gain: f64| costs::worth(s, strategy, (m.t_step.get(), gain), exponent(s));
-    worth(m.gain.get()) > worth(promise.gain.get()) * (1.0 + s.config.guard_dense_margin - TOLERANCE)
-}
-
-/// p of gain^-p by which the guard counts what compression delays.
-fn exponent(s: &Snapshot) -> f64 {
-    match &s.config.policy {
-        PolicyConfig::TimeToQuality(policy) => policy.exponent(),
-        // That of an optimizer whose momentum is not known.
-        PolicyConfig::Knee(_) | PolicyConfig::Weights(_) => 0.24,
-    }
+    let within = trial.budget <= s.config.trial_budget_s && trial.iterations > 0;
+    found.expect(within, "trial", || format!("{} iterations in {}", trial.iterations, trial.budget));
 }

@@ -34,6 +34,7 @@ fn hello(rank: usize, world: usize) -> Hello {
         rank: rank as u32,
         world: world as u32,
         gradient_values: 1_000_000,
+        buckets: Vec::new(),
         momentum: None,
         backend: "gloo".into(),
         codecs: ["topk", "fp16"].iter().map(codec).collect(),

@@ -8,11 +8,12 @@ use flexcomm_optimizer::PolicyConfig;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_wire::{
     AppliedReport, CodecInfo, JobSeen, LinkReport, Orders, PROTOCOL, Register, Report, ReportAck, ReportBatch,
-    ReportBody, StepRecord, StepsReport, TrialOrder, TrialOutcome, TrialReport,
+    ReportBody, StepRecord, StepsReport, ThroughputGrant, ThroughputReport, TrialOrder, TrialOutcome, TrialReport,
 };
 use reqwest::{Client, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -37,7 +38,6 @@ pub fn config(dir: &Path) -> RawConfig {
     config.planner.policy = PolicyConfig::TimeToQuality(lost);
     config.planner.dwell_s = s(0.05);
     config.planner.switch_cost_s = s(0.01);
-    config.planner.trial_interval_s = s(0.2);
     config
 }
 
@@ -147,6 +147,8 @@ pub struct Agent {
     pub rank: u32,
     /// Of the job that its trainer runs.
     pub run: Option<RunId>,
+    /// Grants that it has used.
+    pub granted: BTreeSet<u64>,
 }
 
 /// The world that agents report.
@@ -161,7 +163,7 @@ pub const WORLD: u32 = 2;
 
 impl Agent {
     pub fn new(name: &str, rank: u32) -> Self {
-        Self { name: node(name), instance: u64::from(rank) + 100, seq: 0, rank, run: None }
+        Self { name: node(name), instance: u64::from(rank) + 100, seq: 0, rank, run: None, granted: BTreeSet::new() }
     }
 
     pub fn registration(&self) -> Register {
@@ -223,6 +225,24 @@ impl Agent {
         })
     }
 
+    /// Throughput tests that new orders grant, as they end on such a network; without one they fail.
+    pub fn tests(&mut self, orders: &Orders, network: Option<Network>) -> Vec<ReportBody> {
+        let bps = network.map(|network| network.bandwidth_bps);
+        let new = orders.grants.iter().filter(|grant| self.granted.insert(grant.id));
+        let done = |grant: &ThroughputGrant| {
+            ReportBody::Throughput(ThroughputReport {
+                grant: grant.id,
+                peer: grant.peer.clone(),
+                out_bps: bps,
+                back_bps: bps,
+                bytes: bps.map_or(0, |_| grant.budget_bytes),
+                out_bytes: None,
+                error: bps.is_none().then(|| "no connection".to_owned()),
+            })
+        };
+        new.map(done).collect()
+    }
+
     pub fn hello(&self) -> ReportBody {
         self.hello_with(&["topk"])
     }
@@ -244,6 +264,7 @@ impl Agent {
             rank: self.rank,
             world: WORLD,
             gradient_values: VALUES,
+            buckets: Vec::new(),
             momentum: None,
             backend: "lab-tcp".into(),
             codecs: compressors.iter().map(codec).collect(),

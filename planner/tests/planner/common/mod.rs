@@ -4,9 +4,10 @@ use flexcomm_domain::{
     CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Selection, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::policy::TimeToQuality;
-use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_optimizer::{Evaluator, Profile, ProfilePoint};
 use flexcomm_planner::{
-    Alternative, InForce, Keep, Links, Measured, Outcome, PolicyConfig, Snapshot, Verdict, check, decide,
+    Alternative, InForce, Keep, LinkTest, Links, Measured, Outcome, PolicyConfig, Scatter, Snapshot, Verdict, check,
+    decide,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -26,11 +27,12 @@ pub fn profile(exponent: f64, scan: f64) -> Profile {
     Profile::new([0.1, 0.033, 0.011, 0.004, 0.001].map(point).to_vec()).unwrap()
 }
 
-/// A trial measured top-k, whoever selects.
+/// Shadow trials measured top-k, whoever selects.
 pub fn learn(s: &mut Snapshot, profile: Profile) {
     for selector in ["topk", "topk:star"] {
         s.profiles.by_selector.insert(selector.parse().unwrap(), profile.clone());
     }
+    s.profiles.long_run = true;
 }
 
 pub struct Job {
@@ -46,27 +48,38 @@ impl Job {
         s.compute = Some(seconds(0.025));
         // Of which a trial has told, see `learn`.
         s.config.selections = vec![Selection::Star];
-        // What a test says of the network is so from then on.
-        s.config.links_settle_s = seconds(0.0);
         // Without error feedback's help ratios matter most, and what is best depends on the network.
         let lost = TimeToQuality { exponent: Some(1.0), ..TimeToQuality::default() };
         s.config.policy = PolicyConfig::TimeToQuality(lost);
         learn(&mut s, profile(0.12, 0.004));
-        (s.profiles.measured_at, s.profiles.tried_at) = (Some(Timestamp(1)), Some(Timestamp(1)));
-        let mut job = Self { s, now: Timestamp(1_000_000_000), rng: ChaCha8Rng::seed_from_u64(1) };
+        let now = Timestamp(1_000_000_000);
+        (s.profiles.measured_at, s.profiles.tried_at) = (Some(now), Some(now));
+        let mut job = Self { s, now, rng: ChaCha8Rng::seed_from_u64(1) };
         job.network(0.001, 25e9);
         job
     }
 
+    /// All links are so, and tests between all nodes have just found that.
     pub fn network(&mut self, alpha: f64, bandwidth: f64) {
-        let link = Link::new(alpha, bandwidth).unwrap();
-        let matrix = LinkMatrix::uniform(self.s.ranks as usize, link).unwrap();
-        self.s.links = Some(Links { matrix, age: seconds(1.0), oldest: seconds(1.0), confidence: 0.9 });
+        self.latencies(alpha, bandwidth);
+        let (links, ranks) = (self.s.links.as_mut().unwrap(), self.s.ranks);
+        let pairs = (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(from, to)| from != to);
+        let bandwidth = links.matrix.worst().bandwidth;
+        links.tests = pairs.map(|(from, to)| LinkTest { from, to, bandwidth, at: self.now }).collect();
     }
 
-    /// What the model predicts of the strategy in force, after a call.
-    pub fn modelled(&self, outcome: &Outcome) -> Option<Alternative> {
-        outcome.report.alternatives.iter().find(|a| a.strategy == self.strategy()).cloned()
+    /// All links are so; no test has shown the bandwidth.
+    pub fn latencies(&mut self, alpha: f64, bandwidth: f64) {
+        let matrix = LinkMatrix::uniform(self.s.ranks as usize, Link::new(alpha, bandwidth).unwrap()).unwrap();
+        let (age, tests) = (seconds(0.5), self.s.links.take().map_or_else(Vec::new, |links| links.tests));
+        self.s.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, nodes: Vec::new(), tests });
+    }
+
+    /// What steps of a strategy take to compress and to wait on the network as it is, by the cost model, and what they keep.
+    pub fn truth(&self, strategy: &Strategy) -> (f64, f64, f64) {
+        let problem = self.s.problem(&self.s.links.as_ref().unwrap().matrix, self.s.profiles.by_selector.clone());
+        let is = Evaluator::new(&problem).evaluate(strategy).unwrap();
+        (is.t_comp.get(), is.t_sync.get(), is.gain.get())
     }
 
     /// A trial ends now and tells what it measured.
@@ -74,17 +87,6 @@ impl Job {
         learn(&mut self.s, profile);
         let p = &mut self.s.profiles;
         (p.measured_at, p.tried_at, p.ended_at) = (Some(self.now), Some(self.now), Some(self.now));
-    }
-
-    /// What a step under the strategy in force really takes on such links: (t_step, t_comp, t_sync, gain).
-    pub fn truth(&self, alpha: f64, bandwidth: f64) -> (f64, f64, f64, f64) {
-        let mut other = Self { s: self.s.clone(), now: self.now, rng: self.rng.clone() };
-        other.network(alpha, bandwidth);
-        // Not as measured on the network of now.
-        other.s.memory.seen.clear();
-        other.s.measured = None;
-        let a = decide(&other.s, other.now, &mut other.rng).report.in_force.unwrap();
-        (a.t_step_s, a.t_comp_s, a.t_sync_s, a.gain.get())
     }
 
     pub fn wait(&mut self, s: f64) {
@@ -112,42 +114,54 @@ impl Job {
         }
     }
 
-    /// Steps under the decision in force cost this.
-    pub fn measure(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) {
+    /// Steps under the decision in force compress and wait for so long, and keep so much.
+    pub fn measure(&mut self, t_comp: f64, t_sync: f64, gain: f64) {
+        let t_step = self.s.compute.map_or(0.0, Seconds::get) + t_comp + t_sync;
         self.s.measured = Some(Measured {
-            version: self.version(),
+            version: self.s.version(),
             steps: 50,
             t_step: seconds(t_step),
             t_comp: seconds(t_comp),
             t_sync: seconds(t_sync),
             gain: Gain::new(gain).unwrap(),
             gain_spread: 0.0,
-            scatter: None,
+            scatter: Some(Scatter {
+                step_low: seconds(0.95 * t_step),
+                step_high: seconds(1.05 * t_step),
+                sync_low: seconds(0.95 * t_sync),
+                sync_high: seconds(1.05 * t_sync),
+            }),
         });
     }
 
-    /// The same measurement for longer than the guard's timeout, with fresh links; then its answer.
-    pub fn suffers(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
-        self.measure(t_step, t_comp, t_sync, gain);
-        let first = self.call();
-        assert!(!first.report.rollback, "too early: {}", first.report.why);
-        self.wait(11.0);
-        self.call()
-    }
-
-    /// As [`Self::suffers`] where the way back sends more: three times the timeout.
-    pub fn suffers_in_doubt(&mut self, t_step: f64, t_comp: f64, t_sync: f64, gain: f64) -> Outcome {
-        let early = self.suffers(t_step, t_comp, t_sync, gain);
-        assert!(!early.report.rollback, "too early: {}", early.report.why);
-        self.wait(20.0);
-        self.call()
-    }
-
-    pub fn version(&self) -> Version {
-        self.s.version()
+    /// Steps of what is in force take and keep what they should, slower by a factor, for so many looks a second apart. Answers every
+    /// outcome.
+    pub fn run(&mut self, looks: usize, slower: impl Fn(&Strategy) -> f64) -> Vec<Outcome> {
+        let look = |_| {
+            self.wait(1.0);
+            let is = self.strategy();
+            let (t_comp, t_sync, gain) = self.truth(&is);
+            // No two medians are the same.
+            let noise = 1.0 + 1e-3 * (self.now.0 / 1_000_000 % 7) as f64;
+            self.measure(t_comp, t_sync * slower(&is) * noise, gain);
+            self.call()
+        };
+        (0..looks).map(look).collect()
     }
 
     pub fn strategy(&self) -> Strategy {
         self.s.strategy()
     }
+}
+
+/// What is said of a strategy.
+pub fn of<'a>(outcome: &'a Outcome, strategy: &str) -> &'a Alternative {
+    let strategy = strategy.parse().unwrap();
+    let found = outcome.report.alternatives.iter().find(|a| a.strategy == strategy);
+    found.unwrap_or_else(|| panic!("no {strategy}"))
+}
+
+/// The version after this one.
+pub fn next(version: u64) -> Version {
+    Version(version + 1)
 }

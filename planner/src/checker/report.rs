@@ -1,0 +1,35 @@
+//! Whether the report's numbers are numbers, and those of the decision.
+
+use super::Findings;
+use crate::{Outcome, Snapshot};
+use flexcomm_domain::Decision;
+
+pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
+    let r = &outcome.report;
+    let all = r.alternatives.iter().chain(&r.in_force).chain(&r.best);
+    for a in all {
+        let times = [a.t_comp_s, a.t_sync_s, a.model_sync_s, a.t_step_s, a.gain.get(), a.variance];
+        let ok = times.iter().chain(&a.score).all(|v| v.is_finite() && *v >= 0.0);
+        found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.strategy, a.score));
+        let sure = a.saves.is_finite() && (0.0..=1.0).contains(&a.sure);
+        found.expect(sure, "finite", || format!("{}: saves {} with probability {}", a.strategy, a.saves, a.sure));
+        let whole = !a.strategy.is_dense() || a.t_comp_s == 0.0 && a.gain.get() == 1.0;
+        found.expect(whole, "finite", || format!("dense takes {} s and keeps {}", a.t_comp_s, a.gain.get()));
+    }
+    found.expect(r.horizon_s.is_finite() && r.horizon_s >= 0.0, "finite", || format!("a horizon of {} s", r.horizon_s));
+    found.expect(!r.why.is_empty(), "report", || "no reason is given".into());
+}
+
+/// What is chosen is the report's, and its step is the sum of its parts.
+pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut Findings) {
+    let r = &outcome.report;
+    found.expect(r.chosen == d.strategy, "report", || format!("reports {} but decides {}", r.chosen, d.strategy));
+    let Some(a) = r.alternatives.iter().find(|a| a.strategy == d.strategy) else {
+        return found.expect(false, "report", || format!("no predicted times for {}", d.strategy));
+    };
+    let compute_s = s.compute.map_or(0.0, |c| c.get());
+    let step_s = compute_s + a.t_comp_s + a.t_sync_s;
+    found.expect((a.t_step_s - step_s).abs() <= 1e-6 * step_s, "report", || {
+        format!("{}: t_step {} s, its parts are {step_s} s", a.strategy, a.t_step_s)
+    });
+}

@@ -1,0 +1,106 @@
+//! When a live trial is asked for, and of what.
+
+use crate::common::{Job, profile, seconds};
+use flexcomm_domain::Timestamp;
+use flexcomm_planner::{Keep, Verdict};
+
+fn unmeasured() -> Job {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    job.network(0.001, 1e9);
+    job
+}
+
+#[test]
+fn the_first_decision_waits_for_a_trial_that_is_worth_it() {
+    let mut job = unmeasured();
+    let outcome = job.call();
+    assert_eq!(outcome.verdict, Verdict::Keep(Keep::AwaitingTrial), "{}", outcome.report.why);
+    let trial = outcome.trial.expect("a trial");
+    assert!(trial.candidates.len() >= 2 && trial.iterations == 10, "{trial:?}");
+    assert!(trial.why.contains("it costs less than"), "{}", trial.why);
+    job.wait(1.0);
+    let again = job.call();
+    assert!(again.trial.is_none() && again.report.trial.is_some(), "asked twice");
+    job.wait(1.0);
+    job.answer(profile(0.12, 0.004));
+    let decided = job.call();
+    assert!(decided.decision().is_some(), "{}", decided.report.why);
+}
+
+#[test]
+fn ratios_of_one_trial_are_far_apart() {
+    let trial = unmeasured().call().trial.unwrap();
+    for selector in ["topk", "topk:star"] {
+        let selector = selector.parse().unwrap();
+        let mut crs: Vec<f64> =
+            trial.candidates.iter().filter(|x| x.selector() == selector).map(|x| x.cr().get()).collect();
+        crs.sort_by(f64::total_cmp);
+        assert!((2..=3).contains(&crs.len()) && crs.windows(2).all(|w| w[1] / w[0] >= 5.0), "{crs:?}");
+    }
+}
+
+#[test]
+fn a_trial_that_never_answers_does_not_hold_up_the_job() {
+    let mut job = unmeasured();
+    assert_eq!(job.keeps(), Keep::AwaitingTrial);
+    job.wait(61.0);
+    assert!(job.call().decision().is_some());
+    let mut trials = 0;
+    for _ in 0..300 {
+        job.wait(1.0);
+        trials += usize::from(job.call().trial.is_some());
+    }
+    assert!(trials <= 4, "{trials} trials in 300 s");
+}
+
+#[test]
+fn no_trial_is_asked_for_where_it_cannot_pay() {
+    let asks = |change: &dyn Fn(&mut Job)| {
+        let mut job = unmeasured();
+        change(&mut job);
+        job.call().trial.is_some()
+    };
+    assert!(asks(&|_| ()));
+    assert!(!asks(&|job| job.s.config.trial_budget_s = seconds(0.0)), "the operator wants none");
+    assert!(!asks(&|job| job.network(1e-6, 800e9)), "dense is best whatever compression keeps");
+    assert!(!asks(&|job| job.s.remaining = Some(seconds(2.0))), "the job ends before it would pay");
+}
+
+/// Only rank 0's shadows answer there, and AR-Topk has none.
+#[test]
+fn a_job_without_live_trials_is_not_asked_for_what_only_they_can_tell() {
+    let asks = |tried_at: Option<Timestamp>| {
+        let mut job = unmeasured();
+        job.answer(profile(0.12, 0.004));
+        job.s.profiles.by_selector.remove(&"topk:star".parse().unwrap());
+        job.s.profiles.tried_at = tried_at;
+        // Nothing else is worth a trial where links are known to hold for long.
+        let compute = job.s.compute.take();
+        for _ in 0..120 {
+            job.wait(60.0);
+            (job.s.profiles.measured_at, job.s.profiles.ended_at) = (Some(job.now), Some(job.now));
+            job.call();
+        }
+        job.s.compute = compute;
+        [2e9, 1e10, 4e10].into_iter().any(|bandwidth| {
+            let mut job = Job { s: job.s.clone(), ..Job::new() };
+            job.now = job.s.profiles.measured_at.unwrap();
+            job.network(0.001, bandwidth);
+            job.call().trial.is_some()
+        })
+    };
+    assert!(!asks(None));
+    assert!(asks(Some(Timestamp(1_000_000_000))));
+}
+
+#[test]
+fn what_is_measured_is_not_asked_for_again() {
+    let mut job = unmeasured();
+    job.call();
+    job.wait(2.0);
+    job.answer(profile(0.12, 0.004));
+    job.call();
+    job.wait(120.0);
+    assert!(job.call().trial.is_none(), "all is measured");
+}
