@@ -50,9 +50,6 @@ pub const MAX_STREAMS: usize = 2 * MAX_NODES;
 /// Comment ping on a stream: the agent notices a dead controller, proxies keep the connection.
 pub const STREAM_PING: Duration = Duration::from_secs(5);
 
-/// Iterations per candidate of a trial that an operator asks for, as in the paper.
-pub const TRIAL_ITERATIONS: u32 = 10;
-
 /// Steps kept per job: at 10 steps/s the newest three minutes; the planner looks at fewer than 100.
 pub const STEP_WINDOW: u64 = 2048;
 

@@ -255,8 +255,7 @@ impl Exchange {
     }
 
     fn is_far(&self, (at, sd): (usize, f64)) -> bool {
-        let believed = self.joint.of(at);
-        believed.mean.abs() > CHANGE * believed.sd.hypot(sd)
+        self.joint.is_far(&[(at, 1.0)], Normal::new(0.0, sd), CHANGE)
     }
 
     /// Takes in what steps waited for their exchange. Answers whether the network has changed.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Estimates of latencies follow a change within so many seconds.
 const LATENCIES_FOLLOW_S: f64 = 3.0;
 /// Half of a live trial's iterations: for how long its residuals have filled, in the mean.
-const TRIAL_STEPS: f64 = 5.0;
+const TRIAL_STEPS: f64 = 0.5 * crate::TRIAL_ITERATIONS as f64;
 /// For how long those of shadow trials have.
 const SHADOW_STEPS: f64 = 60.0;
 /// A step's median over few steps is off by so much, as a share; over many by less.
@@ -129,7 +129,7 @@ impl Beliefs {
         let of = (strategy.selector(), strategy.cr());
         let table_s = table(s).t_comp(of.0, of.1, size(s));
         self.compress.observe(of, m.t_comp.get(), table_s, STEP_NOISE * few);
-        let assumed = assumed(&evaluator, &strategy, s.ranks);
+        let assumed = assumed(evaluated.gain.get(), s.ranks);
         let noise = m.gain_spread.max(0.03) * few;
         self.gains.observe(of, assumed, m.gain.get(), stayed_s / m.t_step.get().max(1e-6), noise);
     }
@@ -147,7 +147,8 @@ impl Beliefs {
                 self.tried.push(found);
                 let Some(strategy) = any_of(of) else { continue };
                 let filled = if s.profiles.long_run { SHADOW_STEPS } else { TRIAL_STEPS };
-                let assumed = assumed(evaluator, &strategy, s.ranks);
+                let fixed = evaluator.evaluate(&strategy).map_or(0.5, |e| e.gain.get());
+                let assumed = assumed(fixed, s.ranks);
                 self.gains.observe(of, assumed, point.gain.get(), filled, TRIAL_GAIN_NOISE);
                 self.compress.observe(of, point.t_comp_s, times.t_comp(*selector, point.cr, size), TRIAL_TIME_NOISE);
             }
@@ -204,8 +205,7 @@ impl Beliefs {
         let in_force = all.iter().position(|e| e.strategy == s.strategy()).zip(waits_s);
         let sync = self.exchange.sampled(&paths, (&shape(s), &comp), in_force, draws, from);
         let from = from + self.exchange.rows(all.len());
-        let of: Vec<_> =
-            all.iter().zip(&compressors).map(|(e, of)| (*of, assumed(&evaluator, &e.strategy, s.ranks))).collect();
+        let of: Vec<_> = all.iter().zip(&compressors).map(|(e, of)| (*of, assumed(e.gain.get(), s.ranks))).collect();
         let gains = self.gains.sampled(&of, draws, from);
         self.round();
         let each = all.into_iter().zip(comp).zip(sync).zip(gains);
@@ -294,11 +294,10 @@ fn shape(s: &Snapshot) -> Shape {
     Shape::new(&s.buckets, s.compute.map_or(0.0, Seconds::get))
 }
 
-/// What is assumed of gains before they are measured.
-fn assumed(evaluator: &Evaluator<'_>, strategy: &Strategy, ranks: u32) -> Assumed {
+/// What is assumed of gains before they are measured; `fixed` is that of a compressor without ratios.
+fn assumed(fixed: f64, ranks: u32) -> Assumed {
     /// What settled top-k keeps at a hundredth of the values (docs/decisions/gains-left-early.md).
     const AT: (f64, f64) = (0.01, 0.09);
-    let fixed = evaluator.evaluate(strategy).map_or(0.5, |e| e.gain.get());
     let (own, cr) =
         (Gain::new(AT.1).unwrap_or(Gain::FULL), CompressionRatio::new(AT.0).unwrap_or(CompressionRatio::DENSE));
     Assumed { fixed, of_selection: selected_by_one(own, cr, ranks as usize).get() / own.get() }

@@ -58,3 +58,6 @@ pub use trial::{one_of_each, thinned};
 
 /// Most candidates in one trial: what the wire carries.
 pub const MAX_TRIAL_CANDIDATES: usize = 16;
+
+/// Iterations per candidate of a trial, as in the paper.
+pub const TRIAL_ITERATIONS: u32 = 10;

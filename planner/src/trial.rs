@@ -1,14 +1,12 @@
 //! When to ask for a trial, and of what.
 
 use crate::beliefs::Priced;
-use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TrialRequest};
+use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TRIAL_ITERATIONS, TrialRequest};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
 use flexcomm_optimizer::{Space, known_gain};
 use rand::{Rng, RngCore};
 use std::collections::BTreeSet;
 
-/// Iterations per candidate, as in the paper.
-pub(crate) const ITERATIONS: u32 = 10;
 /// Least ratio of the expected value of perfect information to a trial's cost: a trial yields less than perfect information.
 pub(crate) const WORTH: f64 = 2.0;
 /// A trial that has not answered so many seconds after its budget is given up.
@@ -86,7 +84,7 @@ pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(Tria
     for (_, _, x) in candidates {
         let alike = || taken.iter().filter(|t| t.selector() == x.selector());
         let near = |t: &Strategy| (t.cr().get() / x.cr().get()).ln().abs() < APART.ln();
-        let with_s = total_s + time(&x) * f64::from(ITERATIONS);
+        let with_s = total_s + time(&x) * f64::from(TRIAL_ITERATIONS);
         let fits = SNAPSHOTS_S + SLACK * with_s <= s.config.trial_budget_s.get();
         if taken.len() < MAX_TRIAL_CANDIDATES
             && alike().count() < MOST_OF_SELECTOR
@@ -101,7 +99,7 @@ pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(Tria
         return None;
     }
     let budget = Seconds::new((SNAPSHOTS_S + SLACK * total_s).min(s.config.trial_budget_s.get())).ok()?;
-    Some((TrialRequest { candidates: taken, iterations: ITERATIONS, budget, why }, SNAPSHOTS_S + total_s))
+    Some((TrialRequest { candidates: taken, iterations: TRIAL_ITERATIONS, budget, why }, SNAPSHOTS_S + total_s))
 }
 
 /// The score that it falls below in one sample of eight.

@@ -5,7 +5,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use flexcomm_domain::{JobId, Strategy};
-use flexcomm_planner::{one_of_each, thinned};
+use flexcomm_planner::{TRIAL_ITERATIONS, one_of_each, thinned};
 use flexcomm_wire::api::{
     DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, SnapshotEntry, TrialView,
 };
@@ -21,7 +21,7 @@ use super::problem::{ApiError, Path, Query};
 use super::{Answer, Shared, views};
 use crate::app::App;
 use crate::cycle::gather;
-use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE, TRIAL_ITERATIONS};
+use crate::limits::{INTERVALS, LIST_ENDED, PAGE_DEFAULT, PAGE_MOST, SNAPSHOT_PAGE};
 use crate::measure::{self, RecentSteps};
 use crate::missing::Sight;
 use crate::policy::{self, PolicyError};

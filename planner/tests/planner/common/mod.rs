@@ -154,7 +154,7 @@ impl Job {
     }
 }
 
-/// What is said of a strategy.
+/// The report's alternative of a strategy.
 pub fn of<'a>(outcome: &'a Outcome, strategy: &str) -> &'a Alternative {
     let strategy = strategy.parse().unwrap();
     let found = outcome.report.alternatives.iter().find(|a| a.strategy == strategy);
