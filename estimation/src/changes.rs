@@ -35,6 +35,11 @@ impl Changes {
         self.last = Some(now);
     }
 
+    /// Seconds that were watched.
+    pub fn watched_s(&self) -> f64 {
+        self.watched_s
+    }
+
     /// When a change was seen last.
     pub fn last(&self) -> Option<Timestamp> {
         self.last

@@ -116,6 +116,8 @@ pub struct Exchange {
     latency_s: Option<f64>,
     /// Whether latencies were measured since the network changed.
     confirmed: bool,
+    /// Whether the newest steps were not learned from, since latencies were not measured anew yet.
+    waiting: bool,
     cause: Cause,
     /// Logarithm of the seconds per byte that were expected first.
     first: Option<f64>,
@@ -280,10 +282,12 @@ impl Exchange {
         let collective = far && (self.cause == Cause::Collective || !self.explains(&places, &logarithm, seen.seconds));
         // Until latencies have been measured anew it is one change, however far off steps still are.
         let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
+        // What is not known and has been measured anew is learned from whatever steps take.
+        let learns = self.confirmed && !self.knows_network();
         if collective {
             self.cause = Cause::None;
             self.joint.forget(places.collective, BROKEN_SD);
-        } else if far {
+        } else if far && !learns {
             if !matches!(self.cause, Cause::Network { .. }) {
                 let before = self.joint.of(places.bandwidth).mean;
                 self.cause = Cause::Network { before, same: Vec::new() };
@@ -295,10 +299,11 @@ impl Exchange {
             self.cause = Cause::None;
         }
         // Which of the two it was is known once latencies have been measured anew.
+        self.waiting = !self.confirmed;
         if self.confirmed {
             self.joint.observe_curved(Normal::new(seen.seconds.ln(), seen.sd), around);
         }
-        far && !collective && !same
+        far && !collective && !same && !learns
     }
 
     /// Whether steps wait for so long on any network, however slow or fast; `logarithm` of what they wait, by the values of all quantities.
@@ -400,6 +405,11 @@ impl Exchange {
     /// The larger standard deviation of latencies and bandwidth, in logarithms.
     fn network_sd(&mut self) -> f64 {
         self.network().map(|at| self.joint.of(at).sd).into_iter().fold(0.0, f64::max)
+    }
+
+    /// Whether the newest steps can be learned from now and could not be when they were taken in.
+    pub fn wants_steps(&self) -> bool {
+        self.waiting && self.confirmed
     }
 
     /// Whether steps have shown that the network changed, and no test has confirmed it since.
@@ -571,6 +581,21 @@ mod tests {
         let (is, sparse) = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
         assert!((is.mean - before.0.mean).abs() < 0.05, "{is:?} {before:?}");
         assert!((sparse / 0.33).ln().abs() < 0.35, "{sparse}, before {}", before.1);
+    }
+
+    /// As farther off than anything that was ever expected.
+    #[test]
+    fn a_network_that_is_five_hundred_times_slower_is_learned() {
+        let mut exchange = settled();
+        for second in 0..20 {
+            exchange.widen(1.0);
+            let of_dense = path(&mut exchange, 1.0);
+            exchange.steps(&dense(), of_dense, &shape(), seen(160.0));
+            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
+        }
+        assert!(exchange.knows_network());
+        let is = mean(&believed(&mut exchange, dense(), 1.0, None));
+        assert!((is / 160.0 - 1.0).abs() < 0.1, "{is}");
     }
 
     #[test]

@@ -113,7 +113,8 @@ impl Beliefs {
         let Some(problem) = self.problem(s) else { return };
         let evaluator = Evaluator::new(&problem);
         self.observe_trials(s, &evaluator);
-        let Some(m) = s.measured_now().filter(|m| Some(*m) != self.steps.as_ref()).copied() else { return };
+        let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
+        let Some(m) = s.measured_now().filter(is_new).copied() else { return };
         self.steps = Some(m);
         let strategy = s.strategy();
         let Ok(evaluated) = evaluator.evaluate(&strategy) else { return };
@@ -158,6 +159,11 @@ impl Beliefs {
     /// Seconds to the next change of the network, as expected.
     pub(crate) fn lasts_s(&self) -> f64 {
         self.changes.next_in_s()
+    }
+
+    /// For how long the network has been as it is, seconds.
+    pub(crate) fn unchanged_s(&self, now: Timestamp) -> f64 {
+        self.changes.last().map_or(self.changes.watched_s(), |at| now.since(at).get())
     }
 
     /// Whether latencies and bandwidths are known since they changed last: what is not will be measured soon.

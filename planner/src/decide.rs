@@ -22,6 +22,8 @@ const LEAST_SAVING: f64 = 0.02;
 const LEAST_DWELL_STEPS: f64 = 5.0;
 /// Least horizon, seconds: what is better now usually stays better after the next change, too.
 const LEAST_HORIZON_S: f64 = 20.0;
+/// So long after a change tests are waited for.
+const TESTS_FOLLOW_S: f64 = 20.0;
 /// Steps of the strategy in force that must be slower than dense ones would be before it is left at once.
 const WATCHDOG_STEPS: u64 = 10;
 
@@ -199,8 +201,8 @@ impl<'a> Call<'a> {
     /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
     fn worth_trying(&mut self, current: usize) -> Option<usize> {
         let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
-        // A network that is not known will be measured soon, which costs nothing.
-        if !self.memory.beliefs.knows_network() {
+        // A network that is not known will be measured soon, which costs nothing; where no test comes, trying tells of it.
+        if !self.memory.beliefs.knows_network() && self.memory.beliefs.unchanged_s(self.now) < TESTS_FOLLOW_S {
             return None;
         }
         // What is being tried is not left for another try before it is known.

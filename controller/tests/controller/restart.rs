@@ -55,6 +55,8 @@ struct Life {
     strategy: Strategy,
     trial: u64,
     fast: bool,
+    /// The step from which the network is slow; none before the first decision.
+    falls_at: Option<u64>,
     published: BTreeMap<u64, (u64, String)>,
     epoch: u64,
 }
@@ -69,6 +71,7 @@ impl Life {
             strategy: Strategy::DENSE_RING,
             trial: 0,
             fast: true,
+            falls_at: None,
             published: BTreeMap::new(),
             epoch: 0,
         }
@@ -91,8 +94,9 @@ impl Life {
 
     fn follow(&mut self, of_a: Option<Orders>, of_b: Option<Orders>) {
         let (first, granted) = (of_a.is_none(), [of_a.clone(), of_b]);
-        // It falls once and stays so: a network that changes faster than it is measured is no reason to decide.
-        self.fast = self.step < 200;
+        // It falls once, some steps after the first decision, and stays so: a network that changes faster than it is measured is no
+        // reason to decide.
+        self.fast = self.step < self.falls_at.unwrap_or(u64::MAX);
         let bandwidth_bps = if self.fast { 25e9 } else { 5e7 };
         let network = Network { latency_us: 200.0, bandwidth_bps };
         let sent = if self.strategy.is_dense() { 1.0 } else { 2.0 * self.strategy.cr().get() };
@@ -130,6 +134,7 @@ impl Life {
         }
         self.trial = trial.map_or(self.trial, |t| t.id);
         if let Some(d) = next {
+            self.falls_at.get_or_insert(self.step + 200);
             (self.version, self.strategy) = (d.version, Strategy::try_from(&d.strategy).unwrap());
         }
     }
