@@ -31,7 +31,7 @@ async fn state_is_for_the_agents_user_and_the_socket_is_for_trainers_whatever_th
             job: "j".parse().unwrap(),
             version: flexcomm_domain::Version(1),
             parent: flexcomm_domain::Version(0),
-            strategy: flexcomm_domain::Strategy::DENSE_RING,
+            plan: flexcomm_domain::Strategy::DENSE_RING.into(),
             decided_at: flexcomm_domain::Timestamp(1),
             reason: "a test".into(),
         };

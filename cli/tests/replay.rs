@@ -1,7 +1,7 @@
 //! `flexcomm replay` as users start it: from a controller, from a file, and what it says to bad input.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use flexcomm_domain::{Decision, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, Link, LinkMatrix, Plan, Seconds, Timestamp, Version};
 use flexcomm_planner::{InForce, Links, Snapshot, decide};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -32,7 +32,7 @@ fn under_the_ring() -> Value {
         job: snapshot.job.clone(),
         version: Version(1),
         parent: Version(0),
-        strategy: Strategy::DENSE_RING,
+        plan: Plan::DENSE_RING,
         decided_at: Timestamp(AT.0 - 10_000_000),
         reason: String::new(),
     };

@@ -4,7 +4,7 @@
 //! at the times at which the loop would make them. What it stores is in memory. The same requests at the same times give
 //! the same orders and decisions, byte for byte.
 
-use flexcomm_domain::{JobId, NodeName, Strategy, Timestamp, Version};
+use flexcomm_domain::{JobId, NodeName, Plan, Strategy, Timestamp, Version};
 use flexcomm_wire::{Heartbeat, Register, Registered, Report, ReportAck, ReportBatch};
 use futures_util::FutureExt;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub struct MadeDecision {
     /// Only grows within the job.
     pub version: Version,
     /// What to do.
-    pub strategy: Strategy,
+    pub plan: Plan,
     /// Since the controller's start.
     pub at: Duration,
     /// One sentence why.
@@ -96,13 +96,13 @@ pub struct Look {
     /// What the job waits for; empty when it waits for nothing.
     pub waiting: Vec<String>,
     /// The strategy in force at that time, with the collective as it was predicted then, seconds; none before the first prediction.
-    pub in_force: Option<(Strategy, f64)>,
+    pub in_force: Option<(Plan, f64)>,
 }
 
 impl Look {
     fn is_as(&self, next: &Self) -> bool {
-        let near = |(a, was): (Strategy, f64), (b, is): (Strategy, f64)| a == b && (is - was).abs() <= 0.01 * was;
-        let predicts_as = match (self.in_force, next.in_force) {
+        let near = |(a, was): &(Plan, f64), (b, is): &(Plan, f64)| a == b && (is - was).abs() <= 0.01 * was;
+        let predicts_as = match (&self.in_force, &next.in_force) {
             (Some(was), Some(is)) => near(was, is),
             (was, is) => was == is,
         };
@@ -232,7 +232,7 @@ fn look(status: &JobStatus) -> Look {
         verdict: report.map_or(String::new(), |report| report.verdict.clone()),
         why: report.map_or(String::new(), |report| report.why.clone()),
         waiting: status.waiting.clone(),
-        in_force: report.and_then(|report| report.in_force.as_ref()).map(|now| (now.strategy, now.t_sync_s)),
+        in_force: report.and_then(|report| report.in_force.as_ref()).map(|now| (now.plan.clone(), now.t_sync_s)),
     }
 }
 
@@ -245,7 +245,7 @@ fn made(row: HistoryRow) -> Result<MadeDecision, String> {
     let (decision, applied_at_step) = (row.decision, row.applied_at_step);
     let read: flexcomm_planner::Report = serde_json::from_str(&report)
         .map_err(|e| format!("failed to read the report of decision {}: {e}", decision.version))?;
-    let chosen = read.alternatives.iter().find(|a| a.strategy == decision.strategy);
+    let chosen = read.alternatives.iter().find(|a| a.plan == decision.plan);
     let predicted = chosen.map(|a| Predicted {
         t_comp_s: a.t_comp_s,
         t_sync_s: a.t_sync_s,
@@ -254,7 +254,7 @@ fn made(row: HistoryRow) -> Result<MadeDecision, String> {
     });
     Ok(MadeDecision {
         version: decision.version,
-        strategy: decision.strategy,
+        plan: decision.plan,
         at: since_start(decision.decided_at),
         reason: decision.reason,
         applied_at_step,

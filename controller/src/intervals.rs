@@ -1,6 +1,6 @@
 //! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
 
-use flexcomm_domain::{Strategy, Timestamp, Version};
+use flexcomm_domain::{Plan, Timestamp, Version};
 use flexcomm_optimizer::{Coefficients, Sample, Terms};
 
 use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
@@ -65,11 +65,11 @@ pub struct Prediction {
 
 /// What moved, apart from the steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Surroundings {
+pub struct Surroundings<'a> {
     /// The strategy in force as the model sees it; absent without links.
     pub prediction: Option<Prediction>,
     /// The decision in force.
-    pub in_force: Option<(Version, Strategy)>,
+    pub in_force: Option<(Version, &'a Plan)>,
     /// Now.
     pub now: Timestamp,
 }
@@ -86,7 +86,7 @@ pub struct Cut {
 }
 
 /// Closes what is full. `steps` ascend and may reach back before the open interval.
-pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surroundings) -> Cut {
+pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surroundings<'_>) -> Cut {
     let first = steps.first().map_or(0, |s| s.step);
     let version = steps.last().map_or(Version(0), |s| s.version);
     let mut open = open.unwrap_or_else(|| begin(version, first, around, around.now));
@@ -125,7 +125,7 @@ fn full_length(steps: &[&WholeStep]) -> Option<usize> {
     steps.iter().enumerate().find_map(enough)
 }
 
-fn begin(version: Version, from_step: u64, around: &Surroundings, moved: Timestamp) -> OpenInterval {
+fn begin(version: Version, from_step: u64, around: &Surroundings<'_>, moved: Timestamp) -> OpenInterval {
     let known = around.prediction.filter(|p| p.version == version);
     OpenInterval {
         version,
@@ -140,7 +140,7 @@ fn begin(version: Version, from_step: u64, around: &Surroundings, moved: Timesta
 }
 
 /// Takes note when links moved since the interval began; says since when nothing is settled.
-fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
+fn moved(open: &mut OpenInterval, around: &Surroundings<'_>) -> Option<Timestamp> {
     let now = around.now;
     let known = around.prediction.filter(|p| p.version == open.version)?;
     let Some(then) = open.terms else {
@@ -157,14 +157,14 @@ fn moved(open: &mut OpenInterval, around: &Surroundings) -> Option<Timestamp> {
     Some(since)
 }
 
-fn close(open: &OpenInterval, steps: &[&WholeStep], around: &Surroundings) -> Option<IntervalRow> {
+fn close(open: &OpenInterval, steps: &[&WholeStep], around: &Surroundings<'_>) -> Option<IntervalRow> {
     let (first, last) = (steps.first()?, steps.last()?);
     let of = |f: fn(&WholeStep) -> f64| median(steps.iter().map(|s| f(s)));
     let priced = last.is_as_decided(around.in_force);
     let terms = open.terms.filter(|_| priced);
     Some(IntervalRow {
         version: open.version,
-        ran: last.ran,
+        ran: last.ran.clone(),
         from_step: first.step,
         to_step: last.step,
         at: around.now,
@@ -186,6 +186,7 @@ mod tests {
     use super::*;
     use crate::measure::tests::{all, row};
     use crate::measure::whole_steps;
+    use flexcomm_domain::Strategy;
 
     fn at(s: u64) -> Timestamp {
         Timestamp(100_000_000 + s * 1_000_000)
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    fn around(version: u64, alpha_s: f64, now: Timestamp) -> Surroundings {
+    fn around(version: u64, alpha_s: f64, now: Timestamp) -> Surroundings<'static> {
         let terms = Terms { alpha_s, beta_s: 0.0 };
         let prediction = Prediction {
             version: Version(version),
@@ -256,7 +257,7 @@ mod tests {
     fn what_the_user_runs_before_the_first_decision_is_measured_and_never_priced() {
         let own: Strategy = "qsgd(s=16)/allgather".parse().unwrap();
         let mut all = steps(0..20, 0, at(30));
-        all[..10].iter_mut().for_each(|s| s.ran = own);
+        all[..10].iter_mut().for_each(|s| s.ran = own.into());
         let around = around(0, 1e-4, at(30));
         // The links are known for long.
         let open = cut(None, &all[..1], &Surroundings { now: at(10), ..around }).open;
@@ -279,11 +280,17 @@ mod tests {
             (other, Some((Version(2), var)), true),
         ] {
             let mut all = steps(0..10, 1, at(30));
-            all.iter_mut().for_each(|s| s.ran = ran);
+            all.iter_mut().for_each(|s| s.ran = ran.into());
+            let decided = in_force.map(|(version, of)| (version, of.into()));
+            let in_force = decided.as_ref().map(|(version, plan)| (*version, plan));
             let around = Surroundings { in_force, ..around(1, 1e-4, at(10)) };
             let open = cut(None, &all[..1], &around).open;
             let closed = cut(Some(open), &all, &Surroundings { now: at(30), ..around }).closed;
-            assert_eq!((closed[0].ran, closed[0].terms.is_some()), (ran, expected), "{ran} under {in_force:?}");
+            assert_eq!(
+                (closed[0].ran.clone(), closed[0].terms.is_some()),
+                (ran.into(), expected),
+                "{ran} under {in_force:?}"
+            );
         }
     }
 

@@ -1,6 +1,6 @@
 //! What steps cost: one figure per step from what its ranks reported, medians over steps. Pure.
 
-use flexcomm_domain::{Gain, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Gain, Plan, Seconds, Timestamp, Version};
 use flexcomm_planner::{Measured, Scatter};
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ pub struct WholeStep {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Strategy,
+    pub ran: Plan,
     /// When its last report arrived.
     pub received: Timestamp,
     /// The collective proper, from the last rank's entry to the last rank's end. Where ranks cannot tell when
@@ -41,10 +41,13 @@ impl WholeStep {
     /// Whether it is a step of a decision, or of dense before the first. What else a user runs says nothing of what the model
     /// predicts: until the first decision whatever he names, later AR-Topk by a selection that he holds. Of a decision that is not
     /// in force any more it is not known which selection it had.
-    pub fn is_as_decided(&self, in_force: Option<(Version, Strategy)>) -> bool {
+    pub fn is_as_decided(&self, in_force: Option<(Version, &Plan)>) -> bool {
         match in_force {
-            Some((version, decided)) if version == self.version => self.ran == decided,
-            _ => self.ran.is_dense() || self.version > Version(0) && self.ran.selection().is_none(),
+            Some((version, decided)) if version == self.version => self.ran == *decided,
+            _ => {
+                self.ran.is_dense()
+                    || self.version > Version(0) && self.ran.strategies().iter().all(|of| of.selection().is_none())
+            }
         }
     }
 }
@@ -229,7 +232,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
     Some(WholeStep {
         step: last.step,
         version: last.version,
-        ran: last.ran,
+        ran: last.ran.clone(),
         received: ranks.iter().map(|r| r.received).max().unwrap_or_default(),
         sync_us: sync_us.min(step_us),
         compute_us: (last.step_us.min(CREDIBLE * step_us) - last.comp_us - last.sync_us).max(0.0),
@@ -315,7 +318,7 @@ pub(crate) mod tests {
             step,
             rank,
             version: Version(version),
-            ran: flexcomm_domain::Strategy::DENSE_RING,
+            ran: Plan::DENSE_RING,
             received: Timestamp(step),
             compute_us: 100.0,
             comp_us: 10.0,

@@ -1,6 +1,6 @@
 //! Recorded decisions, decided again by this build from what was stored with them, and what differs.
 
-use flexcomm_domain::{Strategy, Timestamp};
+use flexcomm_domain::{Plan, Timestamp};
 use flexcomm_planner::{Config, Snapshot};
 use flexcomm_wire::api::{Recording, SnapshotEntry};
 use serde::{Deserialize, Serialize};
@@ -238,7 +238,7 @@ fn alternatives(report: &Value) -> impl Iterator<Item = &Value> {
 
 /// A strategy as this build writes it.
 fn canonical(value: &Value) -> String {
-    Strategy::deserialize(value).map_or_else(|_| text(value), |strategy| strategy.to_string())
+    Plan::deserialize(value).map_or_else(|_| text(value), |strategy| strategy.to_string())
 }
 
 fn text(value: &Value) -> String {
@@ -329,7 +329,7 @@ mod tests {
             job: snapshot.job.clone(),
             version: Version(1),
             parent: Version(0),
-            strategy: Strategy::DENSE_RING,
+            plan: Plan::DENSE_RING,
             decided_at: Timestamp(NOW.0 - 10_000_000),
             reason: String::new(),
         };

@@ -1,6 +1,6 @@
 //! A decision: an immutable value with a version and a parent.
 
-use crate::{JobId, Strategy, Timestamp};
+use crate::{JobId, Plan, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -22,7 +22,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// 64 bits of BLAKE3 over a strategy's canonical text: what ranks compare to know that they run the same.
+/// 64 bits of BLAKE3 over a plan's canonical text: what ranks compare to know that they run the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(pub u64);
@@ -44,7 +44,7 @@ impl fmt::Display for Digest {
     }
 }
 
-/// A strategy for a job, with what makes it traceable.
+/// A plan for a job, with what makes it traceable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Whose.
@@ -54,7 +54,8 @@ pub struct Decision {
     /// The decision that was in force when this one was made; 0 for the first.
     pub parent: Version,
     /// What to do.
-    pub strategy: Strategy,
+    #[serde(rename = "strategy")]
+    pub plan: Plan,
     /// When it was made.
     pub decided_at: Timestamp,
     /// One sentence why.
@@ -62,8 +63,8 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// The digest of the strategy.
+    /// The digest of the plan.
     pub fn digest(&self) -> Digest {
-        self.strategy.digest()
+        self.plan.digest()
     }
 }

@@ -10,7 +10,7 @@ const OF_FAMILY: Normal = Normal::new(0.0, 0.3);
 /// What is left over for a compressor at one ratio.
 const OF_ONE: Normal = Normal::new(0.0, 0.12);
 /// Ratios whose own differences are remembered.
-const MOST_KNOWN: usize = 12;
+const MOST_KNOWN: usize = 24;
 /// How a machine's speed moves: variance per second.
 const DRIFT: f64 = 1e-6;
 /// What is so many standard deviations off has changed,
@@ -71,6 +71,13 @@ impl CompressTimes {
         let mut sums = self.joint.sums(&rows, draws, from);
         sums.iter_mut().flatten().for_each(|y| *y = y.exp());
         sums
+    }
+
+    /// Seconds over the table's, as expected.
+    pub fn expected(&mut self, (of, cr): (Selector, CompressionRatio)) -> f64 {
+        let row = self.row(of);
+        let (row, _) = self.joint.with_own(row, &Key::One(of, cr), OF_ONE);
+        self.joint.sum(&row).mean.exp()
     }
 
     /// Makes every number one of single precision, as it is stored.

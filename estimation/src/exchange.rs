@@ -15,7 +15,7 @@
 
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
-use crate::step::Shape;
+use crate::step::{Cost, Shape};
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ const ROUND_TRIPS: Normal = Normal::new(0.3, 0.4);
 /// Least that is seen of an exchange, seconds.
 const LEAST_SEEN_S: f64 = 1e-5;
 /// Strategies whose own factors are remembered.
-const MOST_KNOWN: usize = 12;
+const MOST_KNOWN: usize = 24;
 
 /// Estimates of links are off by so much, in logarithms.
 const LATENCY_SD: f64 = 0.15;
@@ -122,6 +122,9 @@ pub struct Exchange {
     /// Logarithm of the seconds per byte that were expected first.
     first: Option<f64>,
 }
+
+/// A strategy with the critical path of the whole gradient, and which of several each group of a step's buckets has.
+pub type Of = (Strategy, CriticalPath);
 
 fn key_of(strategy: &Strategy) -> Key {
     Key::One(strategy.collective(), strategy.selector(), strategy.cr())
@@ -260,40 +263,50 @@ impl Exchange {
         self.joint.is_far(&[(at, 1.0)], Normal::new(0.0, sd), CHANGE)
     }
 
-    /// Takes in what steps waited for their exchange. Answers whether the network has changed.
-    pub fn steps(&mut self, strategy: &Strategy, path: CriticalPath, shape: &Shape, seen: Seen) -> bool {
-        let numbers = [seen.seconds, seen.sd, seen.compress_s, path.alpha_s, path.beta_s, shape.compute_s];
-        let usable = numbers.iter().all(|v| v.is_finite() && *v >= 0.0);
-        if !usable || seen.seconds == 0.0 || path.alpha_s + path.beta_s == 0.0 {
+    /// Takes in what steps waited for their exchange, of which each group of the shape's buckets had one of these strategies. Answers
+    /// whether the network has changed.
+    pub fn steps(&mut self, of: &[Of], by_group: &[usize], shape: &Shape, seen: &Seen) -> bool {
+        let paths = || of.iter().map(|(_, path)| *path);
+        let numbers = paths().flat_map(|path| [path.alpha_s, path.beta_s]).chain(seen.compress_s.iter().copied());
+        let usable = numbers.chain([seen.seconds, seen.sd, shape.compute_s]).all(|v| v.is_finite() && v >= 0.0);
+        let fits = seen.compress_s.len() == of.len() && by_group.iter().all(|of_group| *of_group < of.len());
+        if !usable || !fits || seen.seconds == 0.0 || paths().all(|path| path.alpha_s + path.beta_s == 0.0) {
             return false;
         }
-        let own = key_of(strategy);
-        self.joint.place_among(&own, OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
-        let places = self.places(strategy);
-        let own = places.own;
+        for (strategy, _) in of {
+            self.joint.place_among(&key_of(strategy), OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
+        }
+        let places: Vec<Places> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
         let logarithm = |at: &[f64]| {
-            let own = own.map_or(0.0, |own| at[own]);
-            places.factors(own, |i| at[i]).exposed(path, shape, seen.compress_s).ln()
+            let factors = |place: &Places| place.factors(place.own.map_or(0.0, |own| at[own]), |i| at[i]);
+            let each = places.iter().zip(of).zip(&seen.compress_s);
+            let costs: Vec<Cost> =
+                each.map(|((place, (_, path)), compress_s)| factors(place).cost(*path, *compress_s)).collect();
+            waits(shape, at[places[0].backward], |group| costs[by_group[group]]).ln()
         };
-        let around = |at: &[f64]| derived(&logarithm, &places.all(), at);
+        let mut all: Vec<usize> = places.iter().flat_map(Places::all).collect();
+        all.sort_unstable();
+        all.dedup();
+        let around = |at: &[f64]| derived(&logarithm, &all, at);
         let (row, expected) = around(&self.joint.means());
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
         let far = (seen.seconds.ln() - expected).abs() > CHANGE * sd;
-        let collective = far && (self.cause == Cause::Collective || !self.explains(&places, &logarithm, seen.seconds));
+        let collective =
+            far && (self.cause == Cause::Collective || !self.explains(&places[0], &logarithm, seen.seconds));
         // Until latencies have been measured anew it is one change, however far off steps still are.
         let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
         // What is not known and has been measured anew is learned from whatever steps take.
         let learns = self.confirmed && !self.knows_network();
         if collective {
             self.cause = Cause::None;
-            self.joint.forget(places.collective, BROKEN_SD);
+            places.iter().for_each(|place| self.joint.forget(place.collective, BROKEN_SD));
         } else if far && !learns {
+            let [latency, bandwidth] = self.network();
             if !matches!(self.cause, Cause::Network { .. }) {
-                let before = self.joint.of(places.bandwidth).mean;
-                self.cause = Cause::Network { before, same: Vec::new() };
+                self.cause = Cause::Network { before: self.joint.of(bandwidth).mean, same: Vec::new() };
             }
-            self.joint.forget(places.latency, UNKNOWN_SD);
-            self.joint.forget(places.bandwidth, UNKNOWN_SD);
+            self.joint.forget(latency, UNKNOWN_SD);
+            self.joint.forget(bandwidth, UNKNOWN_SD);
             self.confirmed = false;
         } else if self.cause == Cause::Collective {
             self.cause = Cause::None;
@@ -329,62 +342,80 @@ impl Exchange {
         }
     }
 
-    /// What steps wait for the exchange of each strategy, in samples, as many of them as of `compress_s`, what compressing takes.
+    /// What steps wait for their exchange, in samples of each plan: which of these strategies each group of the shape's buckets has.
+    /// `compress_s` is what compressing a whole gradient takes, in samples of each strategy.
     ///
-    /// Where the network is not known since it changed, the samples are those in which `in_force` (which of them, and the seconds that its
-    /// steps wait) takes what it takes.
+    /// Where the network is not known since it changed, the samples are those in which `in_force` (which of the plans, and the seconds
+    /// that its steps wait) takes what it takes.
     pub fn sampled(
         &mut self,
-        of: &[(Strategy, CriticalPath)],
+        of: &[Of],
+        plans: &[Vec<usize>],
         (shape, compress_s): (&Shape, &[Vec<f64>]),
         in_force: Option<(usize, f64)>,
-        draws: &Draws,
-        from: usize,
+        (draws, from): (&Draws, usize),
     ) -> Vec<Vec<f64>> {
         let unknown = !self.knows_network();
         let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
+        let Some(any) = places.first().copied() else { return vec![vec![0.0; DRAWS]; plans.len()] };
         let samples = self.joint.samples(draws, from);
         // All strategies see the same network.
-        let any = places.first().copied();
-        let network = |k: usize| any.map_or(Factors::NONE, |any| any.factors(0.0, |at| samples[at][k]));
-        let network: Vec<Factors> = (0..DRAWS).map(network).collect();
-        let exposed = |i: usize, k: usize, slower: f64| {
-            let own = match places[i].own {
+        let network: Vec<Factors> = (0..DRAWS).map(|k| any.factors(0.0, |at| samples[at][k])).collect();
+        let factor = |(i, places): (usize, &Places)| -> Vec<f64> {
+            let own = |k: usize| match places.own {
                 Some(own) => samples[own][k],
                 None => OF_ONE.sd * draws.row(from + samples.len() + i)[k],
             };
-            let factors = Factors {
-                collective: (samples[places[i].collective][k] + own).exp(),
+            (0..DRAWS).map(|k| (samples[places.collective][k] + own(k)).exp()).collect()
+        };
+        let factors: Vec<Vec<f64>> = places.iter().enumerate().map(factor).collect();
+        let exposed = |plan: &[usize], k: usize, slower: f64| {
+            let on = Factors {
                 latency: network[k].latency * slower,
                 bandwidth: network[k].bandwidth * slower,
                 ..network[k]
             };
-            factors.exposed(of[i].1, shape, compress_s[i][k])
+            waits(shape, samples[any.backward][k], |group| {
+                let i = plan[group];
+                Factors { collective: factors[i][k], ..on }.cost(of[i].1, compress_s[i][k])
+            })
         };
         // How many times slower the network of a sample has to be, by bisection; as it is where no network explains what is seen.
         let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > 0.0) {
             Some((i, seen_s)) => (0..DRAWS)
                 .map(|k| {
                     let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
-                    if !(exposed(i, k, low.exp()) < seen_s && seen_s < exposed(i, k, high.exp())) {
+                    if !(exposed(&plans[i], k, low.exp()) < seen_s && seen_s < exposed(&plans[i], k, high.exp())) {
                         return 1.0;
                     }
                     for _ in 0..24 {
                         let middle = 0.5 * (low + high);
-                        if exposed(i, k, middle.exp()) < seen_s { low = middle } else { high = middle }
+                        if exposed(&plans[i], k, middle.exp()) < seen_s { low = middle } else { high = middle }
                     }
                     (0.5 * (low + high)).exp()
                 })
                 .collect(),
             None => vec![1.0; DRAWS],
         };
-        let sample = |i: usize| -> Vec<f64> {
-            if of[i].1.alpha_s + of[i].1.beta_s <= 0.0 {
+        let sample = |plan: &Vec<usize>| -> Vec<f64> {
+            if plan.iter().all(|i| of[*i].1.alpha_s + of[*i].1.beta_s <= 0.0) {
                 return vec![0.0; DRAWS];
             }
-            (0..DRAWS).map(|k| exposed(i, k, slower[k])).collect()
+            (0..DRAWS).map(|k| exposed(plan, k, slower[k])).collect()
         };
-        (0..of.len()).map(sample).collect()
+        plans.iter().map(sample).collect()
+    }
+
+    /// What the exchange of a whole gradient takes by each strategy, and the share of computing in which buckets become ready, as
+    /// expected.
+    pub fn expected(&mut self, of: &[Of]) -> (Vec<Cost>, f64) {
+        let places: Vec<Places> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
+        let at = self.joint.means();
+        let cost = |(place, (_, path)): (&Places, &Of)| {
+            place.factors(place.own.map_or(0.0, |own| at[own]), |i| at[i]).cost(*path, 0.0)
+        };
+        let backward = places.first().map_or(BACKWARD.mean, |place| at[place.backward]);
+        (places.iter().zip(of).map(cost).collect(), backward.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1))
     }
 
     /// Keeps what is stored of it: numbers of single precision.
@@ -442,7 +473,6 @@ impl Places {
             collective: (value(self.collective) + own).exp(),
             latency: (value(self.latency) + value(self.round_trips)).exp(),
             bandwidth: value(self.bandwidth).exp(),
-            backward: value(self.backward).clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1),
         }
     }
 }
@@ -456,19 +486,23 @@ struct Factors {
     latency: f64,
     /// Seconds per byte.
     bandwidth: f64,
-    /// The share of computing in which buckets become ready.
-    backward: f64,
 }
 
 impl Factors {
-    const NONE: Self = Self { collective: 1.0, latency: 1.0, bandwidth: 1.0, backward: 0.0 };
-
-    /// What a step waits for.
-    fn exposed(&self, path: CriticalPath, shape: &Shape, compress_s: f64) -> f64 {
-        let each_s = self.collective * (FIXED_S + path.alpha_s * self.latency);
-        let all_s = self.collective * path.beta_s * self.bandwidth / path.common;
-        shape.exposed(each_s, all_s, (self.backward * shape.compute_s, compress_s)).max(LEAST_SEEN_S)
+    /// What the exchange of a whole gradient takes.
+    fn cost(&self, path: CriticalPath, compress_s: f64) -> Cost {
+        Cost {
+            each_s: self.collective * (FIXED_S + path.alpha_s * self.latency),
+            all_s: self.collective * path.beta_s * self.bandwidth / path.common,
+            compress_s,
+        }
     }
+}
+
+/// What a step waits for where buckets become ready in this share of computing.
+fn waits(shape: &Shape, backward: f64, of: impl Fn(usize) -> Cost) -> f64 {
+    let backward = backward.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1);
+    shape.exposed(backward * shape.compute_s, of).max(LEAST_SEEN_S)
 }
 
 /// Step of numerical derivatives.
@@ -490,14 +524,14 @@ fn derived(of: &impl Fn(&[f64]) -> f64, by: &[usize], at: &[f64]) -> (Row, f64) 
 }
 
 /// What steps showed.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// Seconds that they waited.
     pub seconds: f64,
     /// Their noise, in logarithms.
     pub sd: f64,
-    /// Seconds that compressing took.
-    pub compress_s: f64,
+    /// Seconds that compressing a whole gradient takes by each strategy.
+    pub compress_s: Vec<f64>,
 }
 
 #[cfg(test)]
@@ -525,7 +559,7 @@ mod tests {
     }
 
     fn seen(seconds: f64) -> Seen {
-        Seen { seconds, sd: 0.05, compress_s: 0.0 }
+        Seen { seconds, sd: 0.05, compress_s: vec![0.0] }
     }
 
     fn shape() -> Shape {
@@ -541,7 +575,7 @@ mod tests {
             exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
             exchange.test(second % 4, (second + 1) % 4, GIGABIT_BETA);
             let path = path(&mut exchange, 1.0);
-            assert!(!exchange.steps(&dense(), path, &shape(), seen(0.34)), "after {second} s");
+            assert!(!exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(0.34)), "after {second} s");
         }
         exchange
     }
@@ -552,7 +586,9 @@ mod tests {
 
     fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
         let path = path(exchange, share);
-        exchange.sampled(&[(of, path)], (&shape(), &[vec![0.0; DRAWS]]), in_force, Draws::shared(), 0).remove(0)
+        exchange
+            .sampled(&[(of, path)], &[vec![0]], (&shape(), &[vec![0.0; DRAWS]]), in_force, (Draws::shared(), 0))
+            .remove(0)
     }
 
     #[test]
@@ -571,12 +607,12 @@ mod tests {
         let before = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
         // Ten times less bandwidth.
         let of_dense = path(&mut exchange, 1.0);
-        assert!(exchange.steps(&dense(), of_dense, &shape(), seen(3.2)));
+        assert!(exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2)));
         for _ in 0..10 {
             exchange.widen(1.0);
             exchange.latency(1e-3, true);
             let of_dense = path(&mut exchange, 1.0);
-            exchange.steps(&dense(), of_dense, &shape(), seen(3.2));
+            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
         }
         let (is, sparse) = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
         assert!((is.mean - before.0.mean).abs() < 0.05, "{is:?} {before:?}");
@@ -590,7 +626,7 @@ mod tests {
         for second in 0..20 {
             exchange.widen(1.0);
             let of_dense = path(&mut exchange, 1.0);
-            exchange.steps(&dense(), of_dense, &shape(), seen(160.0));
+            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(160.0));
             exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
         }
         assert!(exchange.knows_network());
@@ -602,13 +638,13 @@ mod tests {
     fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known() {
         let mut exchange = settled();
         let of_dense = path(&mut exchange, 1.0);
-        exchange.steps(&dense(), of_dense, &shape(), seen(3.2));
+        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
         let of_dense = believed(&mut exchange, dense(), 1.0, Some((0, 3.2)));
         assert!(of_dense.iter().all(|seconds| (seconds / 3.2 - 1.0).abs() < 0.01));
         let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
         let both = [(dense(), paths[0]), (sparse(), paths[1])];
         let none = [vec![0.0; DRAWS], vec![0.0; DRAWS]];
-        let all = exchange.sampled(&both, (&shape(), &none), Some((0, 3.2)), Draws::shared(), 0);
+        let all = exchange.sampled(&both, &[vec![0], vec![1]], (&shape(), &none), Some((0, 3.2)), (Draws::shared(), 0));
         let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
         assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
     }
@@ -644,10 +680,10 @@ mod tests {
         let before = exchange.clone();
         let of_dense = path(&mut exchange, 1.0);
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert!(!exchange.steps(&dense(), of_dense, &shape(), seen(seconds)));
+            assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(seconds)));
         }
-        let unknown = Seen { compress_s: f64::NAN, ..seen(0.34) };
-        assert!(!exchange.steps(&dense(), of_dense, &shape(), unknown));
+        let unknown = Seen { compress_s: vec![f64::NAN], ..seen(0.34) };
+        assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &unknown));
         assert!(!exchange.latency(f64::NAN, true) && !exchange.test(0, 1, f64::NAN) && !exchange.test(0, 1, 0.0));
         assert_eq!(exchange.joint, before.joint);
     }

@@ -39,7 +39,7 @@ const CHANGE: f64 = 4.0;
 const CHANGED_SD: f64 = 0.5;
 
 /// Strategies whose own offsets are remembered.
-const MOST_KNOWN: usize = 12;
+const MOST_KNOWN: usize = 24;
 
 /// No observation is better than so, in ln(-ln(1 - gain)).
 const LEAST_SD: f64 = 0.02;
@@ -156,17 +156,25 @@ impl Gains {
         self.joint.observe(&row, seen);
     }
 
+    /// The row of a strategy with what is its own, and the standard deviation of that where it was not observed.
+    fn own_row(&mut self, strategy: Strategy, assumed: Assumed) -> (Row, f64) {
+        let row = self.row(strategy, assumed);
+        let (selector, cr) = strategy;
+        match selector.family.has_ratio() {
+            true => self.joint.with_own(row, &Key::One(selector, cr), OF_ONE),
+            false => (row, 0.0),
+        }
+    }
+
+    /// What a settled residual keeps, as expected.
+    pub fn expected(&mut self, strategy: Strategy, assumed: Assumed) -> f64 {
+        let (row, _) = self.own_row(strategy, assumed);
+        unscale(self.joint.sum(&row).mean)
+    }
+
     /// What settled residuals keep, in samples, of each of some strategies; `from` is the first row of draws that is this one's.
     pub fn sampled(&mut self, of: &[(Strategy, Assumed)], draws: &Draws, from: usize) -> Vec<Vec<f64>> {
-        let row = |(strategy, assumed): &(Strategy, Assumed)| {
-            let row = self.row(*strategy, *assumed);
-            let (selector, cr) = *strategy;
-            match selector.family.has_ratio() {
-                true => self.joint.with_own(row, &Key::One(selector, cr), OF_ONE),
-                false => (row, 0.0),
-            }
-        };
-        let rows: Vec<_> = of.iter().map(row).collect();
+        let rows: Vec<_> = of.iter().map(|(strategy, assumed)| self.own_row(*strategy, *assumed)).collect();
         let mut sums = self.joint.sums(&rows, draws, from);
         sums.iter_mut().flatten().for_each(|y| *y = unscale(*y));
         sums

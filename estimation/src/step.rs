@@ -1,5 +1,7 @@
 //! A step: what of its exchanges backward does not hide.
 
+use flexcomm_domain::{MAX_BUCKETS, Plan, Strategy};
+
 /// How a job computes and what it sends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
@@ -15,7 +17,18 @@ struct Group {
     /// Share of the gradient; those of all add up to 1.
     share: f64,
     /// How many buckets.
-    count: f64,
+    count: usize,
+}
+
+/// What the exchange of a whole gradient takes by one strategy, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    /// In each bucket.
+    pub each_s: f64,
+    /// Shared among the buckets by their values.
+    pub all_s: f64,
+    /// Compressing and decompressing, shared likewise.
+    pub compress_s: f64,
 }
 
 /// Most groups of buckets: small neighbours count as ready when the last of them is.
@@ -25,7 +38,7 @@ impl Shape {
     /// Of the values of each bucket; of none: one.
     pub fn new(values: &[u64], compute_s: f64) -> Self {
         let all: f64 = values.iter().map(|n| *n as f64).sum();
-        let group = |n: &u64| Group { share: *n as f64 / all, count: 1.0 };
+        let group = |n: &u64| Group { share: *n as f64 / all, count: 1 };
         let mut groups: Vec<Group> = values.iter().filter(|n| **n > 0).map(group).collect();
         while groups.len() > MOST_GROUPS {
             let pair = |i: &usize| groups[*i].share + groups[i + 1].share;
@@ -34,21 +47,49 @@ impl Shape {
             groups[least] = Group { share: groups[least].share + next.share, count: groups[least].count + next.count };
         }
         if groups.is_empty() {
-            groups.push(Group { share: 1.0, count: 1.0 });
+            groups.push(Group { share: 1.0, count: 1 });
         }
         Self { groups, compute_s }
     }
 
-    /// Seconds that a step waits for exchanges after backward has ended. A bucket's exchange takes `each_s` and its share of `all_s`, and
+    /// The groups' shares of the gradient.
+    pub fn shares(&self) -> impl ExactSizeIterator<Item = f64> {
+        self.groups.iter().map(|group| group.share)
+    }
+
+    /// The strategy of each group under a plan: that of its last bucket.
+    pub fn by_group<'a>(&self, plan: &'a Plan) -> Vec<&'a Strategy> {
+        let mut buckets = 0;
+        let last = |group: &Group| {
+            buckets += group.count;
+            plan.of(buckets - 1)
+        };
+        self.groups.iter().map(last).collect()
+    }
+
+    /// Whether a plan can tell a group from those behind it.
+    pub fn tells_apart(&self, group: usize) -> bool {
+        self.groups[..=group].iter().map(|group| group.count).sum::<usize>() < MAX_BUCKETS
+    }
+
+    /// The plan of a strategy for each group; none where there are more buckets than a plan tells apart.
+    pub fn plan<'a>(&self, by_group: impl IntoIterator<Item = &'a Strategy>) -> Option<Plan> {
+        let each = self.groups.iter().zip(by_group);
+        let buckets: Vec<_> = each.flat_map(|(group, of)| std::iter::repeat_n(*of, group.count)).collect();
+        Plan::by_bucket(&buckets).ok()
+    }
+
+    /// Seconds that a step waits for exchanges after backward has ended; `of` is the cost of each group's strategy. A bucket's exchange
     /// starts when the bucket is ready and the one before has ended. Buckets become ready during the last `backward_s` of computing, each
-    /// after as much of it as it has of the gradient, and are compressed there, `compress_s` in all.
-    pub fn exposed(&self, each_s: f64, all_s: f64, (backward_s, compress_s): (f64, f64)) -> f64 {
+    /// after as much of it as it has of the gradient, and are compressed there.
+    pub fn exposed(&self, backward_s: f64, of: impl Fn(usize) -> Cost) -> f64 {
         let (mut ready, mut end) = (0.0, 0.0_f64);
-        for group in &self.groups {
-            ready += group.share * (backward_s + compress_s);
-            end = end.max(ready) + group.count * each_s + group.share * all_s;
+        for (at, group) in self.groups.iter().enumerate() {
+            let cost = of(at);
+            ready += group.share * (backward_s + cost.compress_s);
+            end = end.max(ready) + group.count as f64 * cost.each_s + group.share * cost.all_s;
         }
-        end - (backward_s + compress_s)
+        end - ready
     }
 }
 
@@ -59,16 +100,22 @@ mod tests {
 
     #[test]
     fn one_bucket_waits_for_all_of_its_exchange() {
-        assert!((Shape::new(&[], 1.0).exposed(0.1, 2.0, (0.6, 0.3)) - 2.1).abs() < 1e-12);
+        assert!(
+            (Shape::new(&[], 1.0).exposed(0.6, |_| Cost { each_s: 0.1, all_s: 2.0, compress_s: 0.3 }) - 2.1).abs()
+                < 1e-12
+        );
     }
 
     #[test]
     fn what_is_ready_early_is_hidden_and_the_last_bucket_is_not() {
         let shape = Shape::new(&[300, 100], 1.0);
         // Ready at 0.6 and 0.8 s; 0.15 s and 0.05 s to send.
-        assert!((shape.exposed(0.0, 0.2, (0.8, 0.0)) - 0.05).abs() < 1e-12);
+        assert!((shape.exposed(0.8, |_| Cost { each_s: 0.0, all_s: 0.2, compress_s: 0.0 }) - 0.05).abs() < 1e-12);
         // Of 1.5 s and 0.5 s the first is ready at 0.6 s, the second begins at 2.1 s.
-        assert!((shape.exposed(0.0, 2.0, (0.8, 0.0)) - (0.6 + 2.0 - 0.8)).abs() < 1e-12);
+        assert!(
+            (shape.exposed(0.8, |_| Cost { each_s: 0.0, all_s: 2.0, compress_s: 0.0 }) - (0.6 + 2.0 - 0.8)).abs()
+                < 1e-12
+        );
     }
 
     #[test]
@@ -76,7 +123,27 @@ mod tests {
         let shape = Shape::new(&[1; 60], 1.0);
         assert_eq!(shape.groups.len(), MOST_GROUPS);
         // All of them are sent, each with what it takes by itself.
-        assert!((shape.exposed(0.1, 2.0, (0.0, 0.0)) - 8.0).abs() < 1e-9);
+        assert!((shape.exposed(0.0, |_| Cost { each_s: 0.1, all_s: 2.0, compress_s: 0.0 }) - 8.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_hidden_may_be_dense_and_what_is_exposed_is_not() {
+        let shape = Shape::new(&[300, 100], 1.0);
+        let (dense, sparse) = (Cost { all_s: 0.8, ..Cost::default() }, Cost { all_s: 0.08, ..Cost::default() });
+        // The first is sent from 0.6 s to 1.2 s, the second takes 8 ms behind it; all sparse: 0.02 s behind 0.8 s.
+        assert!((shape.exposed(0.8, |at| [dense, sparse][at]) - 0.42).abs() < 1e-12);
+        assert!((shape.exposed(0.8, |_| sparse) - 0.02).abs() < 1e-12);
+    }
+
+    #[test]
+    fn plans_are_by_bucket_and_groups_are_of_neighbours() {
+        let shape = Shape::new(&[10, 1, 1, 10, 10, 10, 10, 10, 10, 10], 1.0);
+        let [dense, sparse] = ["none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather"].map(|s| s.parse().unwrap());
+        let by_group: Vec<&Strategy> = (0..8).map(|group| if group < 2 { &dense } else { &sparse }).collect();
+        let plan = shape.plan(by_group.iter().copied()).unwrap();
+        assert_eq!(shape.by_group(&plan), by_group);
+        assert_eq!(shape.shares().len(), 8);
+        assert!(Shape::new(&[1; 61], 1.0).plan(vec![&dense; 8]).is_some(), "alike");
     }
 
     proptest! {
@@ -85,9 +152,9 @@ mod tests {
             values in prop::collection::vec(1u64..1000, 1..20), each in 0.0..0.1f64, all in 0.0..10.0f64, backward in 0.0..5.0f64
         ) {
             let shape = Shape::new(&values, 10.0);
-            let [longer, shorter] = [backward + 1.0, backward].map(|b| shape.exposed(each, all, (b, 0.0)));
+            let [longer, shorter] = [backward + 1.0, backward].map(|b| shape.exposed(b, |_| Cost { each_s: each, all_s: all, compress_s: 0.0 }));
             let last = shape.groups.last().unwrap();
-            let last = last.count * each + last.share * all;
+            let last = last.count as f64 * each + last.share * all;
             prop_assert!(longer <= shorter + 1e-9 && longer >= last - 1e-9, "{longer} {shorter} {last}");
         }
     }

@@ -34,7 +34,7 @@ impl Announced {
             job: job.clone(),
             version: Version(self.version),
             parent: Version(self.version - 1),
-            strategy: text.parse().unwrap(),
+            plan: text.parse().unwrap(),
             decided_at: Timestamp(0),
             reason: String::new(),
         };
@@ -62,8 +62,8 @@ impl Member {
     /// Looks at its node's orders; the agreement takes from rank 0 only.
     fn look(&mut self, orders: &OrdersSlot) {
         let Some(decision) = orders.poll().and_then(|news| news.decision) else { return };
-        self.received = decision.strategy;
-        self.control.agreement().offer_decision(decision.version, decision.strategy);
+        self.received = *decision.plan.last();
+        self.control.agreement().offer_decision(decision.version, decision.plan);
     }
 
     /// Enqueues a bucket's allreduce as the hook does: preferred around it and not beyond.
@@ -114,7 +114,7 @@ fn train(built: &Built, version: u32, follow: Follow, mut turns: impl FnMut() ->
         let order = if turn >> 4 & 1 == 1 { [1, 0] } else { [0, 1] };
         for bucket in 0..BUCKETS {
             for rank in order {
-                let strategy = if follow == Follow::Agreed { ticks[rank].strategy } else { ranks[rank].received };
+                let strategy = if follow == Follow::Agreed { *ticks[rank].strategy(0) } else { ranks[rank].received };
                 ranks[rank].enqueue(bucket, strategy, step);
             }
         }

@@ -58,6 +58,11 @@ impl Quality {
         floor.powf(1.0 / self.exponent(1.0))
     }
 
+    /// The gain of which [`Self::inverse_gain`] has this logarithm, negated.
+    pub fn least(&self, log: f64) -> Gain {
+        Gain::new((log / self.exponent(1.0)).exp().clamp(1e-9, 1.0)).unwrap_or(Gain::FULL)
+    }
+
     /// That of the law: 1 where nothing is sent later.
     pub(crate) fn exponent(&self, exponent: f64) -> f64 {
         self.delay.map_or(1.0, |delay| delay * exponent)

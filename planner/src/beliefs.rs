@@ -1,12 +1,16 @@
 //! What is believed of a job: fed by every snapshot, asked for samples of what each candidate costs.
 
 use crate::memory::LinkSummary;
+use crate::plans::{self, Expected, Groups};
 use crate::{Measured, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Gain, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp};
+use flexcomm_domain::{
+    Collective, CompressionRatio, Gain, Link, LinkMatrix, Plan, Seconds, Selector, Strategy, Timestamp,
+};
 use flexcomm_estimation::exchange::Seen;
 use flexcomm_estimation::gains::Assumed;
-use flexcomm_estimation::{Changes, CompressTimes, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
+use flexcomm_estimation::{Changes, CompressTimes, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
 use flexcomm_optimizer::{Evaluated, Evaluator, Problem, Quality, Times, known_gain, selected_by_one};
+use rand::RngCore;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -50,6 +54,7 @@ pub struct Beliefs {
 /// A candidate with samples of what it costs.
 #[derive(Debug, Clone)]
 pub(crate) struct Priced {
+    pub(crate) plan: Plan,
     /// At the medians.
     pub(crate) what: Evaluated,
     /// What a step waits for the collective by the cost model alone.
@@ -116,23 +121,68 @@ impl Beliefs {
         let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
         let Some(m) = s.measured_now().filter(is_new).copied() else { return };
         self.steps = Some(m);
-        let strategy = s.strategy();
-        let Ok(evaluated) = evaluator.evaluate(&strategy) else { return };
+        let shape = shape(s);
+        let Some((of, by_group)) = distinct(&[s.plan()], &shape, &evaluator) else { return };
+        let by_group = &by_group[0];
         let few = (1.0 + 4.0 / m.steps as f64).sqrt();
-        let seen = Seen { seconds: m.t_sync.get(), sd: STEP_NOISE * few, compress_s: m.t_comp.get() };
-        let path = path(&evaluated, self.exchange.common());
-        if self.exchange.steps(&strategy, path, &shape(s), seen) {
+        let weights = weights(&shape, by_group, of.len());
+        // What each takes of a whole gradient where all of them are off the table by the same factor.
+        let tables: Vec<f64> = of.iter().map(|e| table_s(s, &e.strategy)).collect();
+        let all_s: f64 = tables.iter().zip(&weights).map(|(table_s, weight)| table_s * weight).sum();
+        let factor = if all_s > 0.0 { m.t_comp.get() / all_s } else { 0.0 };
+        let compress_s: Vec<f64> = match of.len() {
+            1 => vec![m.t_comp.get()],
+            _ => tables.iter().map(|table_s| table_s * factor).collect(),
+        };
+        let seen = Seen { seconds: m.t_sync.get(), sd: STEP_NOISE * few, compress_s };
+        let paths = paths(&of, self.exchange.common());
+        if self.exchange.steps(&paths, by_group, &shape, &seen) {
             self.changes.note(now);
         }
-        if strategy.is_dense() {
+        self.observe_kept(s, (&of, &weights), (&m, few), stayed_s);
+        let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
+        for (i, e) in compressed() {
+            let noise = STEP_NOISE * few * compressed().count() as f64;
+            self.compress.observe((e.strategy.selector(), e.strategy.cr()), seen.compress_s[i], tables[i], noise);
+        }
+    }
+
+    /// What steps kept of the gradient, but for what is known to keep its share. Of several strategies of which that is not known it is
+    /// put down to all alike.
+    fn observe_kept(
+        &mut self,
+        s: &Snapshot,
+        (of, weights): (&[Evaluated], &[f64]),
+        (m, few): (&Measured, f64),
+        stayed_s: f64,
+    ) {
+        let (known, compressed): (Vec<_>, Vec<(&Evaluated, f64)>) =
+            of.iter().zip(weights.iter().copied()).partition(|(e, _)| is_known(&e.strategy));
+        let share: f64 = compressed.iter().map(|(_, weight)| weight).sum();
+        if compressed.is_empty() || share <= 0.0 {
             return;
         }
-        let of = (strategy.selector(), strategy.cr());
-        let table_s = table(s).t_comp(of.0, of.1, size(s));
-        self.compress.observe(of, m.t_comp.get(), table_s, STEP_NOISE * few);
-        let assumed = assumed(evaluated.gain.get(), s.ranks);
+        let steps = stayed_s / m.t_step.get().max(1e-6);
+        let known: f64 = known.iter().map(|(e, weight)| weight * e.gain.get()).sum();
+        // Energies are only about proportional to values.
+        let kept = ((m.gain.get() - known) / share).clamp(1e-3, 0.999);
         let noise = m.gain_spread.max(0.03) * few;
-        self.gains.observe(of, assumed, m.gain.get(), stayed_s / m.t_step.get().max(1e-6), noise);
+        if let [(e, _)] = compressed[..] {
+            let of = (e.strategy.selector(), e.strategy.cr());
+            // All noise is that of what is not known.
+            let noise = noise * m.gain.get() / (share * kept).max(1e-6);
+            return self.gains.observe(of, assumed(e.gain.get(), s.ranks), kept, steps, noise);
+        }
+        let expected = |gains: &mut Gains, e: &Evaluated| {
+            gains.expected((e.strategy.selector(), e.strategy.cr()), assumed(e.gain.get(), s.ranks))
+        };
+        let all: f64 = compressed.iter().map(|(e, weight)| weight / share * expected(&mut self.gains, e)).sum();
+        for (e, _) in &compressed {
+            let gain = (expected(&mut self.gains, e) * kept / all.max(1e-9)).min(0.999);
+            let of = (e.strategy.selector(), e.strategy.cr());
+            let noise = noise * compressed.len() as f64 / share;
+            self.gains.observe(of, assumed(e.gain.get(), s.ranks), gain, steps, noise);
+        }
     }
 
     fn observe_trials(&mut self, s: &Snapshot, evaluator: &Evaluator<'_>) {
@@ -191,31 +241,66 @@ impl Beliefs {
         Some(s.problem(&matrix.ok()?, BTreeMap::new()))
     }
 
-    /// The strategies with samples of their price; one whose time leaves the range of a duration is left out.
-    pub(crate) fn price(&mut self, s: &Snapshot, strategies: &[Strategy]) -> Vec<Priced> {
+    /// Plans by bucket that are worth pricing, by what is expected; none where the gradient is one bucket or nothing can be compressed.
+    pub(crate) fn search(&mut self, s: &Snapshot, rng: &mut (impl RngCore + ?Sized)) -> Vec<Plan> {
+        let shape = shape(s);
+        if s.ranks < 2 || shape.shares().len() < 2 {
+            return Vec::new();
+        }
         let Some(problem) = self.problem(s) else { return Vec::new() };
         let evaluator = Evaluator::new(&problem);
-        let all: Vec<Evaluated> = strategies.iter().filter_map(|x| evaluator.evaluate(x).ok()).collect();
-        let compressors: Vec<_> = all.iter().map(|e| (e.strategy.selector(), e.strategy.cr())).collect();
+        let options = plans::options(s);
+        let of: Vec<Evaluated> = options.iter().filter_map(|x| evaluator.evaluate(x).ok()).collect();
+        if of.iter().all(|e| e.strategy.is_dense()) {
+            return Vec::new();
+        }
+        let exponent = s.config.policy.time_to_quality().exponent();
+        let paths = paths(&of, self.exchange.common());
+        let (costs, backward) = self.exchange.expected(&paths);
+        let expected = |(e, mut cost): (&Evaluated, Cost)| {
+            let (selector, cr) = (e.strategy.selector(), e.strategy.cr());
+            cost.compress_s = table_s(s, &e.strategy) * self.compress.expected((selector, cr));
+            let quality = match is_known(&e.strategy) {
+                true => e.quality(),
+                false => quality(s, e, self.gains.expected((selector, cr), assumed(e.gain.get(), s.ranks))),
+            };
+            Expected { cost, lost: quality.inverse_gain().ln(), steps: quality.steps(exponent).ln() }
+        };
+        let expected: Vec<Expected> = of.iter().zip(costs).map(expected).collect();
+        let groups = Groups { shape: &shape, backward_s: backward * shape.compute_s, options: &expected };
+        let found = groups.found(rng.next_u64());
+        found.iter().filter_map(|choice| shape.plan(choice.iter().map(|i| &of[*i].strategy))).collect()
+    }
+
+    /// The plans with samples of their price; one whose time leaves the range of a duration is left out.
+    pub(crate) fn price(&mut self, s: &Snapshot, plans: &[Plan]) -> Vec<Priced> {
+        let Some(problem) = self.problem(s) else { return Vec::new() };
+        let (evaluator, shape) = (Evaluator::new(&problem), shape(s));
+        let can = |plan: &&Plan| plan.strategies().iter().all(|x| evaluator.evaluate(x).is_ok());
+        let plans: Vec<&Plan> = plans.iter().filter(can).collect();
+        let Some((of, by_group)) = distinct(&plans, &shape, &evaluator) else { return Vec::new() };
+        let compressors: Vec<_> = of.iter().map(|e| (e.strategy.selector(), e.strategy.cr())).collect();
         let draws = Draws::shared();
         let mut comp = self.compress.sampled(&compressors, draws, 0);
-        let times = table(s);
-        for (samples, (selector, cr)) in comp.iter_mut().zip(&compressors) {
-            let table_s = if selector.family.is_none() { 0.0 } else { times.t_comp(*selector, *cr, size(s)) };
+        for (samples, e) in comp.iter_mut().zip(&of) {
+            let table_s = table_s(s, &e.strategy);
             samples.iter_mut().for_each(|factor| *factor *= table_s);
         }
-        let from = self.compress.rows(all.len());
-        let common = self.exchange.common();
-        let paths: Vec<_> = all.iter().map(|e| (e.strategy, path(e, common))).collect();
+        let from = self.compress.rows(of.len());
+        let paths = paths(&of, self.exchange.common());
         let waits_s = self.steps.filter(|m| m.version == s.version()).map(|m| m.t_sync.get());
-        let in_force = all.iter().position(|e| e.strategy == s.strategy()).zip(waits_s);
-        let sync = self.exchange.sampled(&paths, (&shape(s), &comp), in_force, draws, from);
-        let from = from + self.exchange.rows(all.len());
-        let of: Vec<_> = all.iter().zip(&compressors).map(|(e, of)| (*of, assumed(e.gain.get(), s.ranks))).collect();
-        let gains = self.gains.sampled(&of, draws, from);
+        let in_force = plans.iter().position(|plan| *plan == s.plan()).zip(waits_s);
+        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &comp), in_force, (draws, from));
+        let from = from + self.exchange.rows(of.len());
+        let each: Vec<_> = of.iter().zip(&compressors).map(|(e, of)| (*of, assumed(e.gain.get(), s.ranks))).collect();
+        let gains = self.gains.sampled(&each, draws, from);
         self.round();
-        let each = all.into_iter().zip(comp).zip(sync).zip(gains);
-        each.map(|(((e, comp), sync), gains)| priced(s, e, [&comp, &sync, &gains])).collect()
+        let strategies = Sampled::new(s, of, comp, gains);
+        let each = plans.into_iter().zip(by_group).zip(sync);
+        each.filter_map(|((plan, by_group), sync)| {
+            strategies.priced(s, plan, &weights(&shape, &by_group, strategies.of.len()), &sync)
+        })
+        .collect()
     }
 
     /// The step that the links claim for the strategy in force, where its newest steps show a network that is far faster: then one of
@@ -224,53 +309,150 @@ impl Beliefs {
         let (links, m) = (s.links.as_ref()?, s.measured_now()?);
         let scatter = m.scatter.filter(|_| m.steps >= LEAST_STEPS)?;
         let problem = s.problem(&links.matrix, BTreeMap::new());
-        let claimed = Evaluator::new(&problem).evaluate(&s.strategy()).ok()?;
+        let claimed = Evaluator::new(&problem).evaluate(s.plan().alike()?).ok()?;
         let unfitted_s = problem.compute.get() + claimed.terms.alpha_s + claimed.terms.beta_s;
         let longest_s = CONTRADICTION * scatter.step_high.get();
         (claimed.t_step.get() > longest_s && unfitted_s > longest_s).then_some(claimed.t_step)
     }
 }
 
-/// A candidate of these samples: seconds of compressing, of waiting, and gains.
-fn priced(s: &Snapshot, model: Evaluated, [comp, sync, gains]: [&[f64]; 3]) -> Priced {
-    let (strategy, ranks) = (model.strategy, s.ranks as usize);
-    let compute = s.compute.unwrap_or(Seconds::ZERO);
-    let known = strategy.is_dense() || known_gain(strategy.family()).is_some();
-    let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
-    let quality = |gain: f64| match known {
-        true => model.quality(),
-        false => Quality::of(&strategy, Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL), ranks),
-    };
-    let at = |comp: f64, sync: f64, gain: f64| {
-        let Quality { gain, variance, .. } = quality(gain);
-        let t_step = seconds(compute.get() + comp + sync);
-        Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, gain, variance, ..model.clone() }
-    };
-    // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not noise: a
-    // residual that another compressor has left, above all.
-    let (exponent, low_rank) = (s.config.policy.time_to_quality().exponent(), strategy.spec().rank().is_some());
-    let missing = |gain: f64| match low_rank {
-        true => (model.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).powf(exponent),
-        false => 1.0,
-    };
-    let score = |comp: f64, sync: f64, gain: f64| {
-        let score = match &s.config.policy {
-            // By far the most calls, and all of a score but the time and the steps is the same for all samples.
-            PolicyConfig::TimeToQuality(_) if known => (compute.get() + comp + sync) * model.quality().steps(exponent),
-            PolicyConfig::TimeToQuality(_) => (compute.get() + comp + sync) * quality(gain).steps(exponent),
-            other => other.policy().score(&at(comp, sync, gain), compute).unwrap_or(f64::INFINITY),
+/// Samples of strategies.
+struct Sampled {
+    of: Vec<Evaluated>,
+    /// Seconds of compressing a whole gradient.
+    comp: Vec<Vec<f64>>,
+    gains: Vec<Vec<f64>>,
+    /// Logarithm of 1/gain, as policies see it.
+    lost: Vec<Vec<f64>>,
+    /// Logarithm of the steps that make the progress of a dense one.
+    steps: Vec<Vec<f64>>,
+}
+
+impl Sampled {
+    fn new(s: &Snapshot, of: Vec<Evaluated>, comp: Vec<Vec<f64>>, gains: Vec<Vec<f64>>) -> Self {
+        let exponent = s.config.policy.time_to_quality().exponent();
+        let steps = |(e, gains): (&Evaluated, &Vec<f64>)| -> Vec<f64> {
+            if is_known(&e.strategy) {
+                return vec![e.quality().steps(exponent).ln(); DRAWS];
+            }
+            // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not noise: a
+            // residual that another compressor has left, above all.
+            let missing = |gain: f64| match e.strategy.spec().rank() {
+                Some(_) => exponent * (e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln(),
+                None => 0.0,
+            };
+            gains.iter().map(|gain| quality(s, e, *gain).steps(exponent).ln() + missing(*gain)).collect()
         };
-        score * missing(gain)
-    };
-    // Times that are hardly known are log-normal, and their mean is that of the tail.
-    let what = at(median(comp), median(sync), median(gains));
-    let admitted = s.config.policy.policy().score(&what, compute).is_some_and(f64::is_finite);
-    let scores: Vec<f64> = match admitted {
-        true => (0..DRAWS).map(|k| score(comp[k], sync[k], gains[k])).collect(),
-        false => Vec::new(),
-    };
-    let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-    Priced { model_sync: model.t_sync, mean, scores, what }
+        let steps = of.iter().zip(&gains).map(steps).collect();
+        let known = |(e, gains): (&Evaluated, Vec<f64>)| match is_known(&e.strategy) {
+            true => vec![e.gain.get(); DRAWS],
+            false => gains,
+        };
+        let gains: Vec<Vec<f64>> = of.iter().zip(gains).map(known).collect();
+        let lost = |(e, gains): (&Evaluated, &Vec<f64>)| -> Vec<f64> {
+            let of = |gain: &f64| if is_known(&e.strategy) { e.quality() } else { quality(s, e, *gain) };
+            gains.iter().map(|gain| of(gain).inverse_gain().ln()).collect()
+        };
+        let lost = of.iter().zip(&gains).map(lost).collect();
+        Self { of, comp, gains, lost, steps }
+    }
+
+    /// A plan of these strategies, by their shares of the gradient, whose steps wait for so long.
+    fn priced(&self, s: &Snapshot, plan: &Plan, weights: &[f64], sync: &[f64]) -> Option<Priced> {
+        let compute = s.compute.unwrap_or(Seconds::ZERO);
+        let mixed = |samples: &[Vec<f64>]| -> Vec<f64> {
+            let mut all = vec![0.0; DRAWS];
+            for (samples, weight) in samples.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
+                all.iter_mut().zip(samples).for_each(|(sum, x)| *sum += weight * x);
+            }
+            all
+        };
+        let (comp, gains, steps) = (mixed(&self.comp), mixed(&self.gains), mixed(&self.steps));
+        let lost = if plan.alike().is_some() { Vec::new() } else { mixed(&self.lost) };
+        let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
+        // Of a plan by bucket the last one's.
+        let model = self.of.iter().find(|e| e.strategy == *plan.last())?;
+        let at = |comp: f64, sync: f64, gain: f64| {
+            let t_step = seconds(compute.get() + comp + sync);
+            let what = Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, ..model.clone() };
+            match plan.alike() {
+                _ if plan.is_dense() => what,
+                Some(strategy) if is_known(strategy) => what,
+                Some(_) => {
+                    let Quality { gain, variance, .. } = quality(s, model, gain);
+                    Evaluated { gain, variance, ..what }
+                }
+                None => {
+                    Evaluated { gain: Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL), variance: 0.0, ..what }
+                }
+            }
+        };
+        // Times that are hardly known are log-normal, and their mean is that of the tail.
+        let what = at(median(&comp), median(sync), median(&gains));
+        // A bucket that keeps next to nothing is not made up for by those that keep all: policies judge by the mean in logarithms.
+        let judged = |what: Evaluated, lost: f64| match plan.alike() {
+            Some(_) => what,
+            None => Evaluated { gain: what.quality().least(-lost), ..what },
+        };
+        let score_of = |what: Evaluated, lost: f64| s.config.policy.policy().score(&judged(what, lost), compute);
+        let admitted =
+            score_of(what.clone(), if lost.is_empty() { 0.0 } else { median(&lost) }).is_some_and(f64::is_finite);
+        let score = |k: usize| match &s.config.policy {
+            // By far the most calls.
+            PolicyConfig::TimeToQuality(_) => (compute.get() + comp[k] + sync[k]) * steps[k].exp(),
+            _ => score_of(at(comp[k], sync[k], gains[k]), lost.get(k).copied().unwrap_or(0.0)).unwrap_or(f64::INFINITY),
+        };
+        let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
+        let mean = if admitted { mean(&scores) } else { f64::INFINITY };
+        let model_sync = self.of.iter().zip(weights).map(|(e, weight)| weight * e.t_sync.get()).sum();
+        Some(Priced { plan: plan.clone(), model_sync: seconds(model_sync), mean, scores, what })
+    }
+}
+
+/// Whether what a strategy keeps follows from its definition.
+fn is_known(strategy: &Strategy) -> bool {
+    strategy.is_dense() || known_gain(strategy.family()).is_some()
+}
+
+fn quality(s: &Snapshot, of: &Evaluated, gain: f64) -> Quality {
+    Quality::of(&of.strategy, Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL), s.ranks as usize)
+}
+
+/// The strategies of some plans, each once, and which of them each group of buckets has by plan; none where one has no evaluation.
+fn distinct(plans: &[&Plan], shape: &Shape, evaluator: &Evaluator<'_>) -> Option<(Vec<Evaluated>, Vec<Vec<usize>>)> {
+    let mut of: Vec<Evaluated> = Vec::new();
+    let mut by_plan = Vec::with_capacity(plans.len());
+    for plan in plans {
+        let mut by_group = Vec::new();
+        for strategy in shape.by_group(plan) {
+            let known = of.iter().position(|e| e.strategy == *strategy);
+            if known.is_none() {
+                of.push(evaluator.evaluate(strategy).ok()?);
+            }
+            by_group.push(known.unwrap_or(of.len() - 1));
+        }
+        by_plan.push(by_group);
+    }
+    Some((of, by_plan))
+}
+
+/// The share of the gradient that each of `count` strategies has.
+fn weights(shape: &Shape, by_group: &[usize], count: usize) -> Vec<f64> {
+    let mut weights = vec![0.0; count];
+    match by_group.first().filter(|first| by_group.iter().all(|of| of == *first)) {
+        Some(all) => weights[*all] = 1.0,
+        None => shape.shares().zip(by_group).for_each(|(share, of)| weights[*of] += share),
+    }
+    weights
+}
+
+fn paths(of: &[Evaluated], common: f64) -> Vec<(Strategy, CriticalPath)> {
+    of.iter().map(|e| (e.strategy, path(e, common))).collect()
+}
+
+/// What the table says of compressing a whole gradient, seconds.
+fn table_s(s: &Snapshot, strategy: &Strategy) -> f64 {
+    if strategy.is_dense() { 0.0 } else { table(s).t_comp(strategy.selector(), strategy.cr(), size(s)) }
 }
 
 fn mean(x: &[f64]) -> f64 {

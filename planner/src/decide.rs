@@ -3,10 +3,11 @@
 use crate::beliefs::{Beliefs, Priced};
 use crate::memory::LinkSummary;
 use crate::{
-    Alternative, Keep, Memory, Observed, Outcome, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, trial, words,
+    Alternative, Keep, Memory, Observed, Outcome, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, plans, trial,
+    words,
 };
-use flexcomm_domain::{Decision, Seconds, Strategy, Timestamp};
-use flexcomm_optimizer::{Evaluated, pareto};
+use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
+use flexcomm_optimizer::{Evaluated, Solver, pareto};
 use rand::RngCore;
 
 /// Steps that it takes to learn what a strategy costs; one with error feedback is known later, when its residual has filled.
@@ -95,7 +96,7 @@ impl Worth {
 
 /// What is to be in force from here on.
 struct Choice {
-    to: Strategy,
+    to: Plan,
     why: String,
 }
 
@@ -135,7 +136,7 @@ impl<'a> Call<'a> {
             return Err(Stay::because(Keep::NoCompute, why));
         }
         self.contradicted = Beliefs::contradicted(s);
-        self.price();
+        self.price(rng);
         let Some(current) = self.in_force() else {
             return Err(Stay::because(Keep::InvalidSnapshot, "the strategy in force cannot be compared with others"));
         };
@@ -157,21 +158,22 @@ impl<'a> Call<'a> {
             _ => "waits for the dwell time",
         };
         self.may_change(current).map_err(|keep| Stay::because(keep, format!("{}: {why}", waits(keep))))?;
-        Ok(Choice { to: self.all[to].what.strategy, why })
+        Ok(Choice { to: self.all[to].plan.clone(), why })
     }
 
-    /// Prices the candidates and the strategy in force.
-    fn price(&mut self) {
-        let current = self.s.strategy();
+    /// Prices the candidates, what a search by bucket finds, and the plan in force.
+    fn price(&mut self, rng: &mut (impl RngCore + ?Sized)) {
         let mut strategies = self.s.space().strategies();
         strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
-        if !strategies.contains(&current) {
-            strategies.push(current);
+        let mut plans: Vec<Plan> = strategies.into_iter().map(Plan::from).collect();
+        plans.extend(self.memory.beliefs.search(self.s, rng));
+        if !plans.contains(self.s.plan()) {
+            plans.push(self.s.plan().clone());
         }
-        self.all = self.memory.beliefs.price(self.s, &strategies);
+        self.all = self.memory.beliefs.price(self.s, &plans);
         if !self.offered() {
             // It has to be left, whatever it costs.
-            self.all.iter_mut().filter(|x| x.what.strategy == current).for_each(|x| x.mean = f64::INFINITY);
+            self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
         }
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
@@ -180,12 +182,12 @@ impl<'a> Call<'a> {
     }
 
     fn in_force(&self) -> Option<usize> {
-        self.all.iter().position(|x| x.what.strategy == self.s.strategy())
+        self.all.iter().position(|x| x.plan == *self.s.plan())
     }
 
-    /// Whether the strategy in force still is one that the job offers and its policy allows.
+    /// Whether the plan in force still is one that the job offers and its policy allows.
     fn offered(&self) -> bool {
-        self.s.in_force.is_none() || self.s.space().strategies().contains(&self.s.strategy())
+        self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
     }
 
     /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
@@ -214,7 +216,9 @@ impl<'a> Call<'a> {
             worth.when_tried * (horizon_s - tried_s) - worth.loses * tried_s - 2.0 * switch_s
         };
         let tried = (0..self.all.len())
-            .filter(|i| *i != current && self.worth[*i].when_tried > LEAST_SAVING)
+            // What a plan by bucket costs is known by what its strategies cost.
+            .filter(|i| *i != current && self.all[*i].plan.alike().is_some())
+            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
         best.map(|(i, _)| i)
@@ -223,7 +227,8 @@ impl<'a> Call<'a> {
     /// Seconds until it is known what a candidate costs.
     fn try_s(&self, of: usize) -> f64 {
         let what = &self.all[of].what;
-        let fills = what.strategy.spec().ratio().map_or(0.0, |c| 0.5 / c.get()).min(MOST_TRY_STEPS);
+        let fills = |of: &Strategy| of.spec().ratio().map_or(0.0, |c| 0.5 / c.get());
+        let fills = self.all[of].plan.strategies().iter().map(fills).fold(0.0, f64::max).min(MOST_TRY_STEPS);
         (TRY_STEPS.max(fills) * what.t_step.get()).max(self.s.config.dwell_s.get())
     }
 
@@ -236,14 +241,14 @@ impl<'a> Call<'a> {
     /// Steps that take longer than dense ones would are not borne for the dwell time.
     fn watchdog(&self, current: usize) -> Option<Choice> {
         let m = self.s.measured_now().filter(|m| m.steps >= WATCHDOG_STEPS)?;
-        let dense = self.all.iter().position(|x| x.what.strategy.is_dense())?;
-        let (is, other, sure) = (&self.all[current].what, &self.all[dense].what, self.worth[dense].sure);
+        let dense = self.all.iter().position(|x| x.plan.is_dense())?;
+        let (is, other, sure) = (&self.all[current].plan, &self.all[dense].what, self.worth[dense].sure);
         let slower = m.t_step > other.t_step && sure >= self.s.config.confidence && self.worth[dense].saves > 0.0;
-        (slower && !is.strategy.is_dense()).then(|| Choice {
-            to: other.strategy,
+        (slower && !is.is_dense()).then(|| Choice {
+            to: self.all[dense].plan.clone(),
             why: format!(
                 "steps of {} take {}, and dense ones {} or less with probability {}",
-                words::strategy(&is.strategy),
+                words::plan(is),
                 words::time(m.t_step.get()),
                 words::time(other.t_step.get()),
                 words::percent(sure)
@@ -253,22 +258,21 @@ impl<'a> Call<'a> {
 
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
     fn stay(&self, current: usize) -> Result<Choice, Stay> {
-        let is = &self.all[current].what;
-        let stays = |what: &Evaluated| format!("{} stays, {}", words::strategy(&what.strategy), words::cost(what));
+        let is = &self.all[current];
+        let stays = |x: &Priced| format!("{} stays, {}", words::plan(&x.plan), words::cost(&x.what));
         if self.s.in_force.is_none() {
             // A job that does not offer the ring runs it until the first decision.
-            let offered = self.s.space().strategies();
-            let dense =
-                self.all.iter().map(|x| &x.what).find(|x| x.strategy.is_dense() && offered.contains(&x.strategy));
-            let to = if offered.contains(&is.strategy) { is } else { dense.unwrap_or(is) };
+            let offered = |x: &&Priced| plans::offers(self.s, &x.plan);
+            let dense = self.all.iter().filter(|x| x.plan.is_dense()).find(offered);
+            let to = if offered(&is) { is } else { dense.unwrap_or(is) };
             let why = format!("{}; {}", self.heading().unwrap_or_default(), stays(to));
-            return Ok(Choice { to: to.strategy, why });
+            return Ok(Choice { to: to.plan.clone(), why });
         }
         let (best, stays) = (self.worth[0], stays(is));
         if best.saves <= 0.0 || current == 0 {
             return Err(Stay::because(Keep::AlreadyBest, format!("{stays}: nothing is expected to be better")));
         }
-        let (confidence, to) = (self.s.config.confidence, &self.all[0].what);
+        let (confidence, to) = (self.s.config.confidence, &self.all[0]);
         let not_enough = match best.sure < confidence {
             true => format!("less than the {} asked for", words::percent(confidence)),
             false => format!("less than a switch costs within {}", words::time(self.horizon_s())),
@@ -277,8 +281,8 @@ impl<'a> Call<'a> {
             Keep::NotSure,
             format!(
                 "{stays}: {}, {}, would save {} with probability {}, {not_enough}",
-                words::strategy(&to.strategy),
-                words::cost(to),
+                words::plan(&to.plan),
+                words::cost(&to.what),
                 words::percent(best.saves),
                 words::percent(best.sure)
             ),
@@ -343,16 +347,13 @@ impl<'a> Call<'a> {
 
     /// One sentence: what changed, what is chosen instead of what, what it saves, and how surely.
     fn reason(&self, to: usize, from: usize, trying: bool) -> String {
-        let (new, old, worth) = (&self.all[to].what, &self.all[from].what, self.worth[to]);
+        let (new, old, worth) = (&self.all[to], &self.all[from], self.worth[to]);
         let heading = self.heading().map_or_else(String::new, |heading| format!("{heading}; "));
-        let named = |what: &Evaluated| format!("{}, {}", words::strategy(&what.strategy), words::cost(what));
+        let found = |x: &Priced| if x.plan.alike().is_none() { ", found by NSGA-II" } else { "" };
+        let named = |x: &Priced| format!("{}, {}{}", words::plan(&x.plan), words::cost(&x.what), found(x));
         if !self.all[from].mean.is_finite() {
             let why = if self.offered() { "its policy admits" } else { "the job still offers" };
-            return format!(
-                "{heading}{} is the best that {why}; {} is left",
-                named(new),
-                words::strategy(&old.strategy)
-            );
+            return format!("{heading}{} is the best that {why}; {} is left", named(new), words::plan(&old.plan));
         }
         let sure = words::percent(worth.sure);
         let benefit = match (&self.s.config.policy, trying) {
@@ -367,8 +368,8 @@ impl<'a> Call<'a> {
                 format!("{} better by {}, with probability {sure}", words::percent(worth.saves), other.policy().name())
             }
         };
-        let dense = self.all.iter().find(|x| x.what.strategy.is_dense());
-        let dense = dense.filter(|_| !new.strategy.is_dense() && !old.strategy.is_dense());
+        let dense = self.all.iter().find(|x| x.plan.is_dense());
+        let dense = dense.filter(|_| !new.plan.is_dense() && !old.plan.is_dense());
         let dense = dense.map_or_else(String::new, |x| format!("; dense takes {}", words::time(x.what.t_step.get())));
         format!("{heading}{} instead of {}: {benefit}{dense}", named(new), named(old))
     }
@@ -399,7 +400,7 @@ impl<'a> Call<'a> {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
             parent: self.s.newest_version(),
-            strategy: to,
+            plan: to.clone(),
             decided_at: self.now,
             reason: why.clone(),
         };
@@ -410,15 +411,15 @@ impl<'a> Call<'a> {
     }
 
     fn keep(self, keep: Keep, why: String) -> Outcome {
-        let report = self.report(keep.as_str(), why, self.s.strategy());
+        let report = self.report(keep.as_str(), why, self.s.plan().clone());
         Outcome { verdict: Verdict::Keep(keep), report, memory: self.memory, trial: self.trial }
     }
 
-    fn report(&self, verdict: &str, why: String, chosen: Strategy) -> Report {
+    fn report(&self, verdict: &str, why: String, chosen: Plan) -> Report {
         let candidates: Vec<Evaluated> = self.all.iter().map(|x| x.what.clone()).collect();
         let front = pareto::front(&candidates);
         let alternative = |(i, x): (usize, &Priced)| Alternative {
-            strategy: x.what.strategy,
+            plan: x.plan.clone(),
             t_comp_s: x.what.t_comp.get(),
             t_sync_s: x.what.t_sync.get(),
             model_sync_s: x.model_sync.get(),
@@ -432,9 +433,9 @@ impl<'a> Call<'a> {
             terms: x.what.terms,
         };
         let mut alternatives: Vec<Alternative> = self.all.iter().enumerate().map(alternative).collect();
-        let in_force = alternatives.iter().find(|a| a.strategy == self.s.strategy()).cloned();
+        let in_force = alternatives.iter().find(|a| a.plan == *self.s.plan()).cloned();
         if !self.offered() {
-            alternatives.retain(|a| a.strategy != self.s.strategy());
+            alternatives.retain(|a| a.plan != *self.s.plan());
         }
         Report {
             job: self.s.job.clone(),
@@ -446,9 +447,10 @@ impl<'a> Call<'a> {
             in_force,
             contradicted_s: self.contradicted.map(Seconds::get),
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
+            solver: if chosen.alike().is_some() { Solver::Enumeration } else { Solver::NsgaII },
             chosen,
             policy: self.s.config.policy.policy().name().to_owned(),
-            front: alternatives.iter().filter(|a| a.on_front).map(|a| a.strategy).collect(),
+            front: alternatives.iter().filter(|a| a.on_front).map(|a| a.plan.clone()).collect(),
             alternatives,
             left_out: self.s.all_left_out(),
             trial: self.asked(),

@@ -16,6 +16,8 @@
 //!    steps take.
 //! 3. **Price** (`beliefs.rs`). Every candidate gets 256 samples of what it costs by the policy: seconds for the progress of a dense step.
 //!    Samples are common: in one of them all candidates see the same network, the same machine and the same gains.
+//!    Where the gradient has several buckets, NSGA-II searches plans of a strategy for each group of them (`plans.rs`), and the best it finds
+//!    are priced, too: early buckets, which backward hides, stay dense or nearly, and late ones are compressed.
 //! 4. **Trial** (`trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network changes next,
 //!    than the trial takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
@@ -41,6 +43,7 @@ pub mod checker;
 mod config;
 mod decide;
 pub mod memory;
+mod plans;
 mod report;
 mod snapshot;
 mod trial;

@@ -2,8 +2,8 @@
 
 use crate::memory::LinkSummary;
 use crate::{LeftOut, Measured};
-use flexcomm_domain::{Decision, Family, Gain, JobId, Seconds, Strategy, Timestamp, Version};
-use flexcomm_optimizer::Terms;
+use flexcomm_domain::{Decision, Family, Gain, JobId, Plan, Seconds, Strategy, Timestamp, Version};
+use flexcomm_optimizer::{Solver, Terms};
 use serde::{Deserialize, Serialize};
 
 /// What [`crate::decide`] answers.
@@ -126,8 +126,11 @@ pub struct Report {
     pub contradicted_s: Option<f64>,
     /// The best one as expected, whether chosen or not.
     pub best: Option<Alternative>,
-    /// The strategy that runs from here on.
-    pub chosen: Strategy,
+    /// The plan that runs from here on.
+    pub chosen: Plan,
+    /// Who found that plan: the list of candidates, or the search by bucket.
+    #[serde(default = "listed")]
+    pub solver: Solver,
     /// The policy that ranks.
     pub policy: String,
     /// Every candidate, best first.
@@ -136,12 +139,17 @@ pub struct Report {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<(Family, LeftOut)>,
     /// The candidates on the Pareto front of (t_comp, t_sync, 1/gain).
-    pub front: Vec<Strategy>,
+    pub front: Vec<Plan>,
     /// The trial that is asked for or awaited, in words.
     pub trial: Option<String>,
     /// For how long a saving counts: the time to the next change of the network as expected, or to the job's end, seconds.
     #[serde(default)]
     pub horizon_s: f64,
+}
+
+/// Of reports before there was a search.
+fn listed() -> Solver {
+    Solver::Enumeration
 }
 
 /// The inputs in short.
@@ -177,7 +185,8 @@ pub struct Observed {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
     /// Which.
-    pub strategy: Strategy,
+    #[serde(rename = "strategy")]
+    pub plan: Plan,
     /// Compress and decompress, seconds.
     pub t_comp_s: f64,
     /// What a step waits for the collective, seconds, as expected of all that was measured: the median of the samples.

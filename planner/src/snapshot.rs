@@ -2,8 +2,8 @@
 
 use crate::{Config, Memory};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Seconds, Selector,
-    Strategy, Timestamp, Version,
+    Bandwidth, CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Plan, Seconds,
+    Selector, Timestamp, Version,
 };
 use flexcomm_optimizer::{CoefficientBook, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
@@ -232,8 +232,8 @@ impl Snapshot {
     }
 
     /// What the ranks run now.
-    pub fn strategy(&self) -> Strategy {
-        self.in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy)
+    pub fn plan(&self) -> &Plan {
+        self.in_force.as_ref().map_or(&Plan::DENSE_RING, |f| &f.decision.plan)
     }
 
     /// The version in force; 0 before the first decision.

@@ -73,7 +73,7 @@ fn measurable(s: &Snapshot) -> BTreeSet<Selector> {
 
 /// The request and its predicted cost in seconds: what is not measured first, and of it what may turn out to be the best.
 pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(TrialRequest, f64)> {
-    let find = |x: &Strategy| all.iter().find(|p| p.what.strategy == *x);
+    let find = |x: &Strategy| all.iter().find(|p| p.plan == *x);
     let time = |x: &Strategy| find(x).map_or(f64::INFINITY, |p| p.what.t_step.get());
     let low = |x: &Strategy| find(x).map_or(f64::INFINITY, low_score);
     let new = unmeasured(s);

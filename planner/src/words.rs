@@ -1,7 +1,7 @@
 //! Numbers and strategies as people read them.
 
 use crate::memory::LinkSummary;
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{Plan, Strategy};
 use flexcomm_optimizer::Evaluated;
 
 /// Three significant digits without trailing zeros: `41`, `1.13`, `0.011`.
@@ -41,8 +41,31 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{} %", number((share * 1000.0).round() / 10.0))
 }
 
+/// Most runs of buckets that a sentence names.
+const MOST_RUNS: usize = 4;
+
+/// As its strategies are read, those of buckets in turn with their number: `2 buckets dense by dense-ring, then topk at CR 0.01 by
+/// allgather`.
+pub(crate) fn plan(plan: &Plan) -> String {
+    let mut runs: Vec<String> = plan
+        .runs()
+        .map(|(buckets, of)| match buckets {
+            1 => format!("1 bucket {}", strategy(of)),
+            n => format!("{n} buckets {}", strategy(of)),
+        })
+        .collect();
+    if let Some(last) = runs.last_mut() {
+        *last = strategy(plan.last());
+    }
+    let more = runs.len().saturating_sub(MOST_RUNS);
+    if more > 0 {
+        runs.splice(MOST_RUNS - 1..runs.len() - 1, [format!("{} others", more + 1)]);
+    }
+    runs.join(", then ")
+}
+
 /// `topk at CR 0.011 by allgather`, `topk at CR 0.1 by art-ring (star)`, `dense by dense-ring`.
-pub(crate) fn strategy(s: &Strategy) -> String {
+fn strategy(s: &Strategy) -> String {
     match (s.is_dense(), s.selection()) {
         (true, _) => format!("dense by {}", s.collective()),
         (false, Some(selection)) => format!("{} by {} ({selection})", compressor(s), s.collective()),

@@ -38,9 +38,9 @@ impl Core {
 pub struct State {
     step: u64,
     version: u64,
-    /// The strategy in force.
+    /// The plan in force.
     strategy: String,
-    /// Whether it has error feedback.
+    /// Whether some bucket has error feedback.
     error_feedback: bool,
     in_trial: bool,
     /// Whether the agent is there.
@@ -49,7 +49,7 @@ pub struct State {
     steps: u64,
 }
 
-/// What the step under way runs.
+/// What a bucket runs in the step under way.
 #[pyclass(name = "Tick", frozen, get_all)]
 pub struct TickPy {
     /// Whether the ranks agreed on it: it is a decision, or a trial's candidate.
@@ -188,6 +188,7 @@ impl Core {
                 rank: session.rank.0,
                 world: session.world,
                 gradient_values: all.values() as u64,
+                // Known once DDP has rebuilt them: `Session::say_buckets`.
                 buckets: Vec::new(),
                 momentum,
                 backend,
@@ -270,19 +271,19 @@ impl Core {
         State {
             step: agreement.step(),
             version: in_force.version.0,
-            strategy: in_force.strategy.to_string(),
-            error_feedback: in_force.strategy.spec().memory().is_some(),
+            strategy: in_force.plan.to_string(),
+            error_feedback: in_force.plan.strategies().iter().any(|strategy| strategy.spec().memory().is_some()),
             in_trial: agreement.tick().trial.is_some(),
             connected: session.reporter.client().is_some_and(Client::connected),
             steps: session.steps(),
         }
     }
 
-    /// What the step under way runs, for collectives whose shape the backend can be given.
-    fn tick(&self) -> PyResult<TickPy> {
+    /// What a bucket runs in the step under way, for collectives whose shape the backend can be given.
+    fn tick(&self, index: usize) -> PyResult<TickPy> {
         let tick = self.lock().now()?;
         let agreed = tick.version.0 > 0 || tick.trial.is_some();
-        let (strategy, dense) = (tick.strategy.to_string(), tick.strategy.is_dense());
+        let (strategy, dense) = (tick.strategy(index).to_string(), tick.strategy(index).is_dense());
         Ok(TickPy { agreed, strategy, dense, index: tick.index() })
     }
 

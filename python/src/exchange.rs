@@ -8,6 +8,7 @@ use crate::guard::{Failure, guard};
 use crate::memory::Span;
 use crate::names::{half, is_cast};
 use crate::session::{Fault, PartStatus, Running, Session};
+use flexcomm_compression::Energy;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::Step;
 use flexcomm_exchange::{
@@ -69,6 +70,7 @@ pub struct RoundPy {
 
 /// A bucket with what its exchange needs to know.
 pub(crate) struct Exchange {
+    index: usize,
     pub(crate) bucket: Shared,
     running: Running,
     step: u64,
@@ -97,20 +99,20 @@ impl Session {
     /// The exchange of a bucket in the step under way.
     pub(crate) fn exchange(&self, index: usize) -> Result<Exchange, Failure> {
         let tick = self.now()?;
-        let running = self.running(&tick);
-        let leader = self.leader(&tick);
-        Ok(Exchange { bucket: self.store.bucket(index)?, running, step: running.step(&tick), leader })
+        let running = self.running(index)?;
+        let leader = self.leader(&tick, index);
+        Ok(Exchange { index, bucket: self.store.bucket(index)?, running, step: running.step(&tick), leader })
     }
 
-    /// As [`half`], of a step. Decisions and candidates for halves are a pipeline's, whose halves stay finite where the
+    /// As [`half`], of a bucket in a step. Decisions and candidates for halves are a pipeline's, whose halves stay finite where the
     /// gradient is, and whose gain is known.
-    fn half_of(tick: &Tick) -> Option<Transfer> {
-        half(&tick.strategy).filter(|_| tick.version.0 == 0 && tick.trial.is_none())
+    fn half_of(tick: &Tick, bucket: usize) -> Option<Transfer> {
+        half(tick.strategy(bucket)).filter(|_| tick.version.0 == 0 && tick.trial.is_none())
     }
 
     /// Prepares a bucket for the strategy of the step under way.
-    fn prepare(&mut self, tick: &Tick, bucket: &mut Bucket) -> Result<(), Failure> {
-        let running = self.running(tick);
+    fn prepare(&mut self, tick: &Tick, index: usize, bucket: &mut Bucket) -> Result<(), Failure> {
+        let running = self.running(index)?;
         // What a checkpoint holds is of the strategy that the user named; no candidate and no decision takes it.
         let own = self.named.is_some_and(|named| named.spec == running.spec);
         let own = own && tick.version.0 == 0 && tick.trial.is_none();
@@ -137,6 +139,16 @@ impl Tagged {
     fn number(self, header: u32) -> u32 {
         self.index as u32 | header << 24
     }
+}
+
+/// ‖g‖² of a gradient: eight sums, so that one addition need not wait for the one before.
+fn energy(values: &[f32]) -> f64 {
+    let (eights, rest) = values.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        sums.iter_mut().zip(eight).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
 }
 
 fn described(round: &Round, outcome: Option<Region>) -> RoundPy {
@@ -216,10 +228,10 @@ impl Core {
         exchange: &Exchange,
         finish: impl FnOnce(&mut Bucket) -> Result<Ran, ExchangeError>,
     ) -> Result<bool, Failure> {
-        let (ran, energy, led, fault) = exchange.with(|bucket| {
+        let (ran, energy, values, led, fault) = exchange.with(|bucket| {
             let ran = finish(bucket);
             let fault = Fault { status: bucket.status().into(), why: bucket.fault().to_owned() };
-            (ran, bucket.energy(), bucket.led(), fault)
+            (ran, bucket.energy(), bucket.values(), bucket.led(), fault)
         });
         let ran = ran?;
         let mut session = self.lock();
@@ -233,6 +245,8 @@ impl Core {
             session.observe_leader(leader, norms);
         }
         session.meter.other_work(began);
+        let fresh = session.fresh.remove(&exchange.index);
+        session.meter.kept(energy, values, fresh);
         session.meter.done(energy);
         Ok(ran == Ran::Good)
     }
@@ -253,6 +267,7 @@ impl Core {
     ) -> PyResult<Option<Transfer>> {
         guard(py, || {
             let values = gradient.map(|address| Span::of_floats(address, n).read::<f32>("the bucket")).transpose()?;
+            let fresh = values.filter(|_| self.lock().differs()).map(energy);
             let mut session = self.lock();
             let tick = session.now()?;
             let shared = session.store.bucket(index)?;
@@ -270,16 +285,21 @@ impl Core {
                 // What is on the host looks at the residual too.
                 bucket.copy_to_host()?;
             }
-            let half = Session::half_of(&tick);
-            let cast = is_cast(&tick.strategy) && (tick.strategy.is_dense() || half.is_some());
+            let (strategy, half) = (tick.strategy(index), Session::half_of(&tick, index));
+            let cast = is_cast(strategy) && (strategy.is_dense() || half.is_some());
             // Copies for shadows that look on the host are no part of the strategy.
             let copied = session.shadows_on_host() && session.watches();
             session.meter.faithful &= (!fallback || cast && settled) && !copied;
             if !fallback {
-                session.prepare(&tick, &mut bucket)?;
+                session.prepare(&tick, index, &mut bucket)?;
             }
             let exchanged = !fallback && (!cast || bucket.has_residual());
             drop(bucket);
+            match exchanged {
+                true => session.fresh.extend(fresh.map(|fresh| (index, fresh))),
+                // There are no energies of it: it sends all of its gradient.
+                false => session.meter.kept(Energy::default(), n, fresh),
+            }
             if let Some(values) = values.filter(|_| settled) {
                 session.observe(index, values)?;
             }

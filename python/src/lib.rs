@@ -61,10 +61,10 @@ mod _core {
         Ok(names::strategy(text)?)
     }
 
-    /// The digest that decisions for a strategy carry.
+    /// The digest that decisions for a strategy, or for a plan of several, carry.
     #[pyfunction]
     fn digest(text: &str) -> PyResult<u64> {
-        Ok(text.parse::<flexcomm_domain::Strategy>().map_err(guard::Failure::input)?.digest().0)
+        Ok(text.parse::<flexcomm_domain::Plan>().map_err(guard::Failure::input)?.digest().0)
     }
 
     /// The canonical text of a compressor with its parameters, memory and momentum: `topk(k=0.01)+ef(vanilla)`.

@@ -1,7 +1,7 @@
 //! What a step cost on this rank.
 
 use flexcomm_compression::Energy;
-use flexcomm_trainer::Costs;
+use flexcomm_trainer::{Costs, weighted};
 use std::time::{Duration, Instant};
 
 /// A step's times so far.
@@ -17,7 +17,11 @@ pub struct Meter {
     last_done: Instant,
     bytes: f64,
     energy: Energy,
-    /// Whether every bucket ran what the strategy says.
+    /// The buckets' gains by their values, and by the energy of their gradients before error feedback: none once one's is not known,
+    /// as of a gradient that only a device has.
+    by_values: Energy,
+    by_fresh: Option<Energy>,
+    /// Whether every bucket ran what the plan says.
     pub faithful: bool,
 }
 
@@ -33,6 +37,8 @@ impl Meter {
             last_done: now,
             bytes: 0.0,
             energy: Energy::default(),
+            by_values: Energy::default(),
+            by_fresh: Some(Energy::default()),
             faithful: true,
         }
     }
@@ -70,8 +76,15 @@ impl Meter {
         self.energy = self.energy + energy;
     }
 
-    /// Ends the step, and begins the next.
-    pub fn finish(&mut self) -> Costs {
+    /// A bucket of so many values keeps this of its gradient, which has this energy where that is known: for steps whose buckets run
+    /// different strategies.
+    pub fn kept(&mut self, energy: Energy, values: usize, fresh: Option<f64>) {
+        self.by_values = self.by_values + weighted(energy, values as f64);
+        self.by_fresh = self.by_fresh.zip(fresh).map(|(sum, fresh)| sum + weighted(energy, fresh));
+    }
+
+    /// Ends the step, and begins the next. `alike`: all buckets ran the same strategy.
+    pub fn finish(&mut self, alike: bool) -> Costs {
         let now = Instant::now();
         let step = now - self.began;
         // What backward waited for after it had handed over its last bucket.
@@ -80,8 +93,8 @@ impl Meter {
         // What collectives took behind backward is no time that a smaller message would save.
         let after = self.comp.saturating_sub(self.in_hook);
         let sync = (self.blocked + tail).saturating_sub(after);
-        let costs =
-            Costs { compute, comp: self.comp, sync, wait: None, step, bytes: self.bytes as u64, energy: self.energy };
+        let energy = if alike { self.energy } else { self.by_fresh.unwrap_or(self.by_values) };
+        let costs = Costs { compute, comp: self.comp, sync, wait: None, step, bytes: self.bytes as u64, energy };
         *self = Self::new(now);
         costs
     }

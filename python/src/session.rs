@@ -6,12 +6,13 @@ use crate::names::is_cast;
 use crate::telemetry::{Ended, Event};
 use flexcomm_compression::pipeline::Member;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Digest, JobId, Rank, RunId, Selection, Strategy};
+use flexcomm_domain::{Digest, JobId, Plan, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Param, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
     AbortCause, Agreement, Answer, Change, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict,
 };
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Steps in which nothing is compressed: DDP rebuilds its buckets after the first, with static graph after the
@@ -89,7 +90,7 @@ pub struct Fault {
     pub why: String,
 }
 
-/// What compresses the buckets of a step, and where its steps are.
+/// What compresses a bucket in a step, and where its steps are.
 #[derive(Debug, Clone, Copy)]
 pub struct Running {
     pub spec: CompressorSpec,
@@ -118,6 +119,10 @@ impl Running {
     }
 }
 
+fn no_step() -> Failure {
+    Failure::Run("failed to exchange a bucket: no step has begun".into())
+}
+
 /// Everything but the buckets' contents.
 pub struct Session {
     pub job: JobId,
@@ -142,11 +147,17 @@ pub struct Session {
     pub tick: Option<Tick>,
     /// What runs until the first decision, when the user names it.
     pub named: Option<Running>,
-    /// What runs in the step under way.
-    running: Running,
+    /// What runs in the step under way, for each strategy of its plan.
+    running: Vec<Running>,
+    /// Energies of gradients before error feedback, of buckets on the host in a step whose buckets run different strategies.
+    pub fresh: BTreeMap<usize, f64>,
     pub deferred: Deferred<Event>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
+    /// Values of the buckets of the step under way, of the step before, and those that the agent was told.
+    layout: Vec<u64>,
+    layout_before: Vec<u64>,
+    layout_said: Vec<u64>,
     /// Whether the hook has seen a bucket of the step under way.
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
@@ -195,9 +206,13 @@ impl Session {
             follow: true,
             tick: None,
             named: None,
-            running: Running::of(CompressorSpec::NONE),
+            running: Vec::new(),
+            fresh: BTreeMap::new(),
             deferred: Deferred::default(),
             passed: Vec::new(),
+            layout: Vec::new(),
+            layout_before: Vec::new(),
+            layout_said: Vec::new(),
             hooked: false,
             led: false,
             trial: None,
@@ -217,21 +232,24 @@ impl Session {
         self.led = false;
         self.fault = None;
         let tick = self.control.begin();
-        let tick = Tick { strategy: self.led_as_wanted(&tick), ..tick };
-        let running = self.running(&tick);
-        self.running = running;
+        let tick = Tick { plan: self.led_as_wanted(&tick), ..tick };
+        self.running = tick.plan.strategies().iter().map(|strategy| self.runs_in(&tick, strategy)).collect();
+        self.fresh.clear();
         self.tick = Some(tick);
     }
 
-    /// What runs in a step: what the user named, until the first decision; then what was decided.
-    pub(crate) fn running(&self, tick: &Tick) -> Running {
+    /// What a strategy of a step runs: what the user named, until the first decision; then what was decided.
+    fn runs_in(&self, tick: &Tick, strategy: &Strategy) -> Running {
         let first = tick.version.0 == 0 && tick.trial.is_none();
-        let spec = if first && is_cast(&tick.strategy) { CompressorSpec::NONE } else { *tick.strategy.spec() };
-        match self.named.filter(|named| first && named.spec == spec) {
-            Some(named) => named,
-            None if self.running.spec == spec && self.running.offset == 0 => self.running,
-            None => Running::of(spec),
-        }
+        let spec = if first && is_cast(strategy) { CompressorSpec::NONE } else { *strategy.spec() };
+        let named = self.named.filter(|named| first && named.spec == spec);
+        let before = || self.running.iter().find(|running| running.spec == spec && running.offset == 0);
+        named.or_else(|| before().copied()).unwrap_or_else(|| Running::of(spec))
+    }
+
+    /// What runs in a bucket of the step under way; as in a plan, the last one is also for all buckets behind.
+    pub(crate) fn running(&self, bucket: usize) -> Result<Running, Failure> {
+        self.running.get(bucket).or(self.running.last()).copied().ok_or_else(no_step)
     }
 
     /// Whether this trainer can run a strategy.
@@ -241,12 +259,17 @@ impl Session {
 
     /// The agreement's step that the next backward pass begins.
     pub fn next_step(&self) -> u64 {
-        self.control.look().step() + u64::from(self.tick.is_some_and(|tick| tick.trial.is_none()))
+        self.control.look().step() + u64::from(self.tick.as_ref().is_some_and(|tick| tick.trial.is_none()))
     }
 
     /// The step under way.
     pub fn now(&self) -> Result<Tick, Failure> {
-        self.tick.ok_or_else(|| Failure::Run("failed to exchange a bucket: no step has begun".into()))
+        self.tick.clone().ok_or_else(no_step)
+    }
+
+    /// Whether the buckets of the step under way run different strategies.
+    pub fn differs(&self) -> bool {
+        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() && !tick.plan.is_dense())
     }
 
     /// Whether buckets may be compressed yet, by how many steps came before this one.
@@ -257,12 +280,12 @@ impl Session {
     /// A bucket that DDP exchanges by itself, dense and without the hook.
     ///
     /// # Errors
-    /// The agreed strategy compresses: ranks with the hook would do that now, and wait for this one for ever.
+    /// The agreed plan compresses: ranks with the hook would do that now, and wait for this one for ever.
     pub fn pass(&mut self, tick: &Tick, index: usize, n: usize) -> Result<(), Failure> {
-        if self.warm() && !tick.strategy.is_dense() {
-            let (strategy, step) = (tick.strategy, tick.step);
+        if self.warm() && !tick.plan.is_dense() {
+            let (plan, step) = (&tick.plan, tick.step);
             return Err(Failure::Run(format!(
-                "failed to exchange bucket {index} of step {step}: the ranks agreed on {strategy}, but DDP still runs \
+                "failed to exchange bucket {index} of step {step}: the ranks agreed on {plan}, but DDP still runs \
                  without the hook here; let each batch have one synchronised backward pass, with no_sync() for others"
             )));
         }
@@ -270,7 +293,8 @@ impl Session {
             self.passed.clear();
         }
         self.passed.push(n);
-        self.meter.faithful &= self.warm() && tick.strategy.is_dense();
+        self.lay_out(index, n);
+        self.meter.faithful &= self.warm() && tick.plan.is_dense();
         Ok(())
     }
 
@@ -278,26 +302,47 @@ impl Session {
     /// the hook earlier than others, and all must find a bucket settled in the same step.
     pub fn hooked(&mut self, index: usize, n: usize) -> bool {
         self.hooked = true;
+        self.lay_out(index, n);
         self.passed.get(index) == Some(&n)
+    }
+
+    fn lay_out(&mut self, index: usize, n: usize) {
+        self.layout.truncate(index);
+        self.layout.push(n as u64);
+    }
+
+    /// Tells the agent the buckets once they are settled: DDP rebuilds them after the hello, see [`WARM_UP`].
+    fn say_buckets(&mut self) {
+        let layout = std::mem::take(&mut self.layout);
+        let same = layout == self.layout_before && !layout.is_empty();
+        let settled = self.warm() && same && layout != self.layout_said;
+        if let Some(client) = self.reporter.client().filter(|_| settled) {
+            client.say_buckets(layout.clone());
+            self.layout_said.clone_from(&layout);
+        }
+        self.layout_before = layout;
     }
 
     /// Whether the next step needs the hook: DDP by itself is dense, and shows nothing to a shadow.
     pub fn wants_hook(&self) -> bool {
         let agreement = self.control.look();
-        let dense = agreement.in_force().strategy.is_dense() && !agreement.tries();
+        let dense = agreement.in_force().plan.is_dense() && !agreement.tries();
         !dense || self.shadows.under_way() || self.control.is_sampled()
     }
 
     /// What a tick that begins runs: AR-Topk by the selection that the user wants, which may not be the decision's. A trial's
     /// candidate is led by its own: what is found of it is its profile.
-    fn led_as_wanted(&self, tick: &Tick) -> Strategy {
+    fn led_as_wanted(&self, tick: &Tick) -> Plan {
         let selection = match self.leadership {
             Leadership::Fixed(selection) if tick.trial.is_none() => selection,
             Leadership::Auto if tick.trial.is_none() => self.auto.mode(),
-            _ => return tick.strategy,
+            _ => return tick.plan.clone(),
         };
-        let (spec, collective) = (*tick.strategy.spec(), tick.strategy.collective());
-        Strategy::new(spec, collective, Some(selection)).unwrap_or(tick.strategy)
+        let led = |strategy: &Strategy| {
+            Strategy::new(*strategy.spec(), strategy.collective(), Some(selection)).unwrap_or(*strategy)
+        };
+        let strategies: Vec<Strategy> = tick.plan.strategies().iter().map(led).collect();
+        Plan::by_bucket(&strategies).unwrap_or_else(|_| tick.plan.clone())
     }
 
     /// Steps of this process.
@@ -305,9 +350,9 @@ impl Session {
         self.steps
     }
 
-    /// Who leads AR-Topk in this step, the same on all ranks; none where nobody does.
-    pub fn leader(&self, tick: &Tick) -> Option<Leader> {
-        let selection = tick.strategy.selection()?;
+    /// Who leads AR-Topk in a bucket of this step, the same on all ranks; none where nobody does.
+    pub fn leader(&self, tick: &Tick, bucket: usize) -> Option<Leader> {
+        let selection = tick.strategy(bucket).selection()?;
         Some(match self.leadership {
             Leadership::Auto if tick.trial.is_none() => self.auto.leader(tick.index()),
             _ => Leader::of(selection, tick.index(), self.world),
@@ -317,7 +362,7 @@ impl Session {
     /// Takes in who led AR-Topk in the step's first bucket under it, and the sums over ranks of what was to be sent: norms,
     /// their squares. A trial's steps are undone, and do not count.
     pub fn observe_leader(&mut self, leader: u32, [norms, squares]: [f32; 2]) {
-        if std::mem::replace(&mut self.led, true) || self.tick.is_none_or(|tick| tick.trial.is_some()) {
+        if std::mem::replace(&mut self.led, true) || self.tick.as_ref().is_none_or(|tick| tick.trial.is_some()) {
             return;
         }
         let before = self.auto.mode();
@@ -333,7 +378,7 @@ impl Session {
         if let Some(refused) = orders.and_then(|o| o.offer(self.control.agreement(), self.follow, Self::runs)) {
             self.warn_once(format!(
                 "decision {} is {}, which this release cannot run; training goes on with the strategy in force",
-                refused.version, refused.strategy
+                refused.version, refused.plan
             ));
         }
     }
@@ -353,7 +398,7 @@ impl Session {
 
     /// Whether the shadows look at gradients in the step that begins or is under way.
     pub fn watches(&self) -> bool {
-        self.shadows.under_way() && self.tick.is_none_or(|tick| tick.trial.is_none())
+        self.shadows.under_way() && self.tick.as_ref().is_none_or(|tick| tick.trial.is_none())
     }
 
     /// Whether what they look at are copies on the host of gradients of a device.
@@ -420,11 +465,12 @@ impl Session {
     pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>, answers: &[Answer]) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let faithful = self.meter.faithful;
-        let costs = self.meter.finish();
+        let costs = self.meter.finish(tick.plan.alike().is_some());
         if tick.trial.is_none() {
             self.end_shadows();
         }
         self.steps += 1;
+        self.say_buckets();
         if std::mem::take(&mut self.hooked) {
             self.passed.clear();
         }
@@ -444,7 +490,7 @@ impl Session {
         match self.control.finish(took, answers) {
             Change::None => next,
             Change::Switched(in_force) => {
-                tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
+                tracing::info!(version = %in_force.version, plan = %in_force.plan,
                     step = in_force.since_step, "in force");
                 // Of the strategy that the user named, which is over.
                 self.store.await_pipelines(Vec::new());

@@ -79,7 +79,7 @@ impl Session {
                 Event::Step(costs, step) => {
                     self.last = Some(costs);
                     if let Some((tick, loss)) = step {
-                        self.reporter.step((tick.version, tick.strategy), costs.record(tick.step, loss, None));
+                        self.reporter.step((tick.version, tick.plan), costs.record(tick.step, loss, None));
                     }
                 }
                 Event::Iteration(costs, at) => {

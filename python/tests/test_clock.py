@@ -237,7 +237,7 @@ def test_a_sum_of_the_hosts_that_travels_by_the_devices_backend_is_a_copy(monkey
     collectives = _collectives.Collectives(None, None, device, None)
     mark = device.clock.enter(HERE, False)
     payload = torch.arange(5.0)
-    work = collectives.all_reduce(payload, HERE, mark)
+    work = collectives.all_reduce(0, payload, HERE, mark)
     assert len(gpu.made) == 1 and mark.launched is gpu.made[0]
     # A wait for it holds the host, so it is none of a stream's.
     assert mark.landed is None and waited == [] and payload.tolist() == [0, 1, 2, 3, 4]

@@ -240,8 +240,9 @@ impl<'a> Player<'a> {
             self.applies_s = None;
             let Some(current) = self.snapshot.in_force.as_mut() else { return };
             current.applied_at_step = Some((self.now_s * 1e3) as u64);
-            if self.in_force != current.decision.strategy {
-                self.in_force = current.decision.strategy;
+            // The world's gradient is one bucket.
+            if current.decision.plan != self.in_force {
+                self.in_force = *current.decision.plan.last();
                 self.steps = 0.0;
                 self.pass(SWITCH_S);
             }

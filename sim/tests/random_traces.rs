@@ -40,7 +40,7 @@ fn check(setup: &Setup, r: &Run) {
     assert_eq!(versions, expected, "versions grow by one");
     for two in r.made.windows(2) {
         let dwell_s = setup.config.dwell_s.get();
-        let dense = two[1].outcome.decision().is_some_and(|d| d.strategy.is_dense());
+        let dense = two[1].outcome.decision().is_some_and(|d| d.plan.is_dense());
         // The clock of a run with faults jumps; its simulated seconds do not.
         let calm = setup.faults.clock_jumps == 0.0 && !dense;
         assert!(!calm || two[1].at_s - two[0].at_s >= dwell_s - 1e-3, "{} s apart", two[1].at_s - two[0].at_s);

@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let job = "suite".parse()?;
     for made in agents.controller().decisions(&job).map_err(anyhow::Error::msg)? {
         let report: serde_json::Value = serde_json::from_str(&made.report)?;
-        let (at, strategy) = (made.at.as_secs_f64(), made.strategy.to_string());
+        let (at, strategy) = (made.at.as_secs_f64(), made.plan.to_string());
         println!("{}", json!({"at": at, "strategy": strategy, "reason": made.reason, "report": report}));
     }
     Ok(())

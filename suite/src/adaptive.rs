@@ -7,7 +7,7 @@ use crate::ranks::Data;
 use crate::score;
 use crate::trainers::{JobContext, Ticked, Trainers};
 use anyhow::Result;
-use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, JobId, Plan, Strategy, Timestamp, Version};
 use flexcomm_trainer::InForce;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
@@ -64,8 +64,8 @@ pub struct Prediction {
     pub version: Option<u64>,
     /// When it was made, seconds since the job's start.
     pub at_s: f64,
-    /// Its strategy.
-    pub strategy: Strategy,
+    /// Its plan.
+    pub plan: Plan,
     /// Seconds of synchronisation in a step (t_sync).
     pub sync_s: f64,
 }
@@ -236,7 +236,7 @@ pub fn run<B: ControlPlane>(
             }
         }
         let switch = |new: InForce| {
-            let strategy = new.strategy.to_string();
+            let strategy = new.plan.to_string();
             Switch { step: new.since_step, at_s: now, version: new.version.0, strategy }
         };
         ran.switches.extend(ticked.switched.map(switch));
@@ -308,7 +308,7 @@ impl AdaptiveRun {
             let half = (from + until) / 2.0;
             let is_of = |look: &&Prediction| (*from..=half).contains(&look.at_s) && look.version.is_none();
             let newest = predictions.iter().rfind(is_of);
-            let look = newest.filter(|look| look.strategy.to_string() == in_force.strategy)?;
+            let look = newest.filter(|look| look.plan.to_string() == in_force.strategy)?;
             let first = 1 + self.ends.partition_point(|ended| *ended < half);
             let steps = syncs.get(first..self.ends.partition_point(|ended| *ended <= until))?;
             let true_s = (!steps.is_empty()).then(|| steps.iter().sum::<f64>() / steps.len() as f64)?;
@@ -374,7 +374,7 @@ impl ControlPlane for Script {
             job: job.clone(),
             version: Version(version),
             parent: Version(version - 1),
-            strategy,
+            plan: strategy.into(),
             decided_at: Timestamp((at_s * 1e6) as u64),
             reason: String::new(),
         };
@@ -398,7 +398,7 @@ mod tests {
         };
         let ends = (1..=34).map(f64::from).collect();
         let ran = AdaptiveRun { ends, switches: vec![switch(0, dense), switch(16, other)], ..AdaptiveRun::default() };
-        let look = |at_s, strategy, sync_s| Prediction { version: None, at_s, strategy, sync_s };
+        let look = |at_s, strategy: Strategy, sync_s| Prediction { version: None, at_s, plan: strategy.into(), sync_s };
         let decision = Prediction { version: Some(16), ..look(14.0, other, 7.0) };
         let looks = [
             look(9.9, dense, 9.0),

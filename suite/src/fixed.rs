@@ -387,11 +387,12 @@ pub fn replay(cell: &Cell, truth: &Coefficients, seed: u64, curve: &Curve) -> Re
     let mut timeline =
         Timeline::new(cell.world, bucket_values(cell.model), cell.compute(), cell.stragglers, truth.gather);
     let codec = steps::codec(truth, cell, strategy.spec())?;
+    let (strategies, codecs) = (strategy.into(), vec![codec; bucket_values(cell.model).len()]);
     let mut rng = cell.rng(seed, Chance::Steps);
     let (mut starts, mut ends) = (vec![0.0; cell.world], Vec::new());
     for step in 0..cell.steps {
         let exchanged = &curve.exchanged(step, cell.world);
-        let of = StepOf { strategy: &strategy, exchanged, codec, besides: &[], control: &[] };
+        let of = StepOf { plan: &strategies, exchanged, codecs: &codecs, besides: &[], control: &[] };
         let plan = timeline.step(&of, &mut rng)?;
         let times = job::run(&mut net.network, &net.mesh, truth.software, &plan.step, &starts, &mut |_, _| ())?;
         starts = times.ranks.iter().map(|rank| rank.ended).collect();

@@ -6,12 +6,12 @@ use flexcomm_compression::Energy;
 use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::{Member, Step, add_elements};
 use flexcomm_domain::spec::MemoryKind;
-use flexcomm_domain::{Selection, Strategy, Version};
+use flexcomm_domain::{Plan, Selection, Strategy, Version};
 use flexcomm_exchange::{
     Bucket, ExchangeError, HEAD_BYTES, Host, How, LastRound, Leader, Param, Place, Ran, Round, Status, head,
 };
 use flexcomm_lab::worker::{Images, Order, sgd_update};
-use flexcomm_trainer::Tick;
+use flexcomm_trainer::{Tick, weighted};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
@@ -106,7 +106,8 @@ pub struct Carried {
 pub struct Exchanged {
     /// Its collectives, in order.
     pub rounds: Vec<Carried>,
-    /// By rank: what left the residual, and the compensated gradient.
+    /// By rank: what left the residual, and the compensated gradient; where buckets run different strategies see [`weighted`]. Empty
+    /// where all of them are dense and nothing was held back.
     pub energies: Vec<Energy>,
 }
 
@@ -246,7 +247,7 @@ impl Ranks {
 
     /// One step of training under a strategy.
     pub fn step(&mut self, step: u64, strategy: &Strategy) -> Result<Stepped> {
-        self.tick(&Tick { step, strategy: *strategy, version: Version(0), trial: None })
+        self.tick(&Tick { step, plan: (*strategy).into(), version: Version(0), trial: None })
     }
 
     /// One step of training, or one iteration of a trial. What the ranks refuse to exchange ends training; in a trial the update takes
@@ -257,16 +258,20 @@ impl Ranks {
         let rate = self.recipe.rate(tick.step);
         let mut buckets = Vec::new();
         for bucket in 0..self.ranges.len() {
-            buckets.push(self.exchange(bucket, rate, tick)?);
+            let mut exchanged = self.exchange(bucket, rate, tick)?;
+            if tick.plan.alike().is_none() {
+                exchanged.energies = self.weighted(bucket, &exchanged.energies);
+            }
+            buckets.push(exchanged);
             if self.refused && tick.trial.is_none() {
-                bail!("the ranks refuse the exchange of a bucket under {}: values are not finite", tick.strategy);
+                bail!("the ranks refuse the exchange of a bucket under {}: values are not finite", tick.plan);
             }
         }
         if self.refused {
             self.mean.fill(0.0);
             losses.fill(f32::NAN);
         }
-        self.update(rate, &tick.strategy);
+        self.update(rate, &tick.plan);
         Ok(Stepped { losses, buckets })
     }
 
@@ -293,6 +298,11 @@ impl Ranks {
         buckets.iter().zip(&self.ranges).map(|(bucket, range)| (bucket, &gradient[range.clone()]))
     }
 
+    /// The buckets' means of the last step, in the order of backward.
+    pub fn means(&self) -> impl Iterator<Item = &[f32]> {
+        self.ranges.iter().map(|range| &self.mean[range.clone()])
+    }
+
     fn gradients(&mut self, index: u64) -> Vec<f32> {
         let each = (self.recipe.batch / self.recipe.world) as u64;
         let mut losses = Vec::new();
@@ -305,7 +315,7 @@ impl Ranks {
     }
 
     fn exchange(&mut self, bucket: usize, rate: f64, tick: &Tick) -> Result<Exchanged> {
-        let strategy = &tick.strategy;
+        let strategy = tick.strategy(bucket);
         let range = self.ranges[bucket].clone();
         for rank in &mut self.ranks {
             rank.buckets[bucket].enter();
@@ -409,9 +419,20 @@ impl Ranks {
         }
     }
 
-    /// SGD. A memory with a momentum of its own takes the optimizer's place.
-    fn update(&mut self, rate: f64, strategy: &Strategy) {
-        let own = strategy.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
+    /// By rank, of a bucket's exchange. Of one that is dense there are no energies: it sends all of its gradient.
+    fn weighted(&self, bucket: usize, energies: &[Energy]) -> Vec<Energy> {
+        let fresh = |rank: &Rank| {
+            rank.gradient[self.ranges[bucket].clone()].iter().map(|value| f64::from(*value).powi(2)).sum()
+        };
+        let all =
+            |(number, rank): (usize, &Rank)| weighted(energies.get(number).copied().unwrap_or_default(), fresh(rank));
+        self.ranks.iter().enumerate().map(all).collect()
+    }
+
+    /// SGD. A memory with a momentum of its own takes the optimizer's place: in all buckets or in none, see
+    /// [`flexcomm_trainer::mixes_momentum`].
+    fn update(&mut self, rate: f64, plan: &Plan) {
+        let own = plan.of(0).spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
         let momentum = if own { 0.0 } else { self.recipe.momentum };
         sgd_update(&mut self.parameters, &mut self.velocity, &self.mean, rate as f32, momentum);
     }

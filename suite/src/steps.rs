@@ -4,8 +4,8 @@ use crate::cells::Cell;
 use crate::ranks::{Carried, Exchanged};
 use anyhow::{Context, Result};
 use flexcomm_collectives::{Goal, Schedule, allgather, allreduce, binomial_broadcast, ring_allgather};
+use flexcomm_domain::Rank;
 use flexcomm_domain::spec::CompressorSpec;
-use flexcomm_domain::{Rank, Strategy};
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients, Gather};
 use flexcomm_truth::job::{Collective, Do, Program, Round, Send, Step};
@@ -150,11 +150,11 @@ pub const CONTROL: usize = 1;
 #[derive(Debug, Clone, Copy)]
 pub struct StepOf<'a> {
     /// By which the buckets were exchanged.
-    pub strategy: &'a Strategy,
+    pub plan: &'a flexcomm_domain::Plan,
     /// The buckets, in the order of backward.
     pub exchanged: &'a [Exchanged],
-    /// What its compressor takes.
-    pub codec: CodecSeconds,
+    /// By bucket: what its compressor takes.
+    pub codecs: &'a [CodecSeconds],
     /// Seconds of other work with each bucket; none where it is shorter.
     pub besides: &'a [f64],
     /// What the control group carries, whose bytes no factor multiplies.
@@ -207,29 +207,30 @@ impl Timeline {
     /// bucket's first collective is launched when backward has it and it is compressed; later rounds follow after backward, each in the
     /// order of the buckets; then all are waited for in that order, and decompressed.
     pub fn step(&mut self, of: &StepOf<'_>, rng: &mut ChaCha8Rng) -> Result<Plan> {
-        let StepOf { strategy, exchanged, codec, besides, control } = *of;
+        let StepOf { plan: strategies, exchanged, codecs, besides, control } = *of;
         let all: usize = self.buckets.iter().sum();
         let factors: Vec<f64> = (0..self.world).map(|_| self.straggle(rng)).collect();
-        let kept = strategy.cr().get();
         let mut plan = Plan::default();
         let mut launched: Vec<Vec<usize>> = Vec::new();
         let (world, factor) = (self.world as u32, self.compute.values_factor);
-        let mut launch = |group: usize, carried: &Carried| -> Result<usize> {
+        let mut launch = |group: usize, bucket: usize, carried: &Carried| -> Result<usize> {
             let (programs, factor) = if group == JOB { (&mut self.programs, factor) } else { (&mut self.control, 1.0) };
-            let program = programs.of(*carried, strategy.collective(), world, factor);
+            let program = programs.of(*carried, strategies.of(bucket).collective(), world, factor);
             let program = program.context("find a collective's transfers")?;
             plan.step.collectives.push(Collective { group, program });
             Ok(plan.step.collectives.len() - 1)
         };
-        for exchanged in exchanged {
-            launched.push(exchanged.rounds.iter().map(|carried| launch(JOB, carried)).collect::<Result<_>>()?);
+        for (bucket, exchanged) in exchanged.iter().enumerate() {
+            launched.push(exchanged.rounds.iter().map(|carried| launch(JOB, bucket, carried)).collect::<Result<_>>()?);
         }
-        let control: Vec<usize> = control.iter().map(|carried| launch(CONTROL, carried)).collect::<Result<_>>()?;
-        let compress = |bucket: usize| codec.compress(self.values(bucket), kept);
+        // What the control group carries adds nothing up, so it has no strategy's collective.
+        let control: Vec<usize> = control.iter().map(|carried| launch(CONTROL, 0, carried)).collect::<Result<_>>()?;
+        let kept = |bucket: usize| strategies.of(bucket).cr().get();
+        let compress = |bucket: usize| codecs[bucket].compress(self.values(bucket), kept(bucket));
         let decompress = |bucket: usize| {
             let gathers = exchanged[bucket].rounds.last().is_some_and(|round| round.how == How::Gather);
             let messages = if gathers { self.world as f64 } else { 1.0 };
-            messages * codec.decompress(self.values(bucket), kept)
+            messages * codecs[bucket].decompress(self.values(bucket), kept(bucket))
         };
         plan.compress = (0..exchanged.len()).map(compress).sum();
         plan.decompress = (0..exchanged.len()).map(decompress).sum();
@@ -276,6 +277,7 @@ impl Timeline {
 mod tests {
     use super::*;
     use crate::ranks::{Data, Model, Ranks, Recipe};
+    use flexcomm_domain::Strategy;
     use flexcomm_exchange::HEAD_BYTES;
 
     /// Message by message, as the network gets them.

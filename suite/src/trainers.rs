@@ -220,12 +220,13 @@ impl<'a> Trainers<'a> {
         let samples = self.samples();
         let stepped = match self.ranks.tick(&tick) {
             Err(_) if tick.step > 0 && self.ranks.has_refused() => return Ok(None),
-            stepped => stepped.with_context(|| format!("train step {} under {}", tick.step, tick.strategy))?,
+            stepped => stepped.with_context(|| format!("train step {} under {}", tick.step, tick.plan))?,
         };
-        let codec = self.codec_seconds(tick.strategy.spec())?;
-        let shadows = self.shadow_seconds(&tick, stepped.buckets.len())?;
-        let (strategy, exchanged) = (&tick.strategy, &stepped.buckets[..]);
-        let of = StepOf { strategy, exchanged, codec, besides: &shadows, control: &agreement };
+        let exchanged = &stepped.buckets[..];
+        let codecs = (0..exchanged.len()).map(|bucket| self.codec_seconds(tick.strategy(bucket).spec()));
+        let codecs = codecs.collect::<Result<Vec<_>>>()?;
+        let shadows = self.shadow_seconds(&tick, exchanged.len())?;
+        let of = StepOf { plan: &tick.plan, exchanged, codecs: &codecs, besides: &shadows, control: &agreement };
         // Steps of training meet the same stragglers, however many trials come between them.
         let rng = if tick.trial.is_some() { &mut self.trial_rng } else { &mut self.step_rng };
         let plan = self.timeline.step(&of, rng)?;
@@ -268,8 +269,7 @@ impl<'a> Trainers<'a> {
             offered && strategy.spec().trainable().is_ok() && steps::codec(truth, cell, strategy.spec()).is_ok()
         };
         if let Some(refused) = self.orders.offer(self.control.agreement(), true, runs) {
-            self.problems
-                .push(format!("decision {} orders {}, which cannot run here", refused.version, refused.strategy));
+            self.problems.push(format!("decision {} orders {}, which cannot run here", refused.version, refused.plan));
         }
     }
 
@@ -323,7 +323,7 @@ impl<'a> Trainers<'a> {
             let now = self.now(rank);
             let Trainer { telemetry, shadows, leader_shadows } = &mut self.each[rank];
             let record = costs.record(tick.step, Some(f64::from(stepped.losses[rank])), None);
-            let mut messages = telemetry.step((tick.version, tick.strategy), record, now);
+            let mut messages = telemetry.step((tick.version, tick.plan.clone()), record, now);
             for (index, (bucket, gradient)) in self.ranks.buckets(rank).enumerate() {
                 if is_sampled {
                     leader_shadows.observe(bucket.params(), gradient);

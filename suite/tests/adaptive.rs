@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use flexcomm_compression::Sizes;
-use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, JobId, Plan, Strategy, Timestamp, Version};
 use flexcomm_suite::adaptive::{
     self, AdaptiveRun, ControlPlane, Experiments, Prediction, RunUntil, Script, TimedOrder,
 };
@@ -81,7 +81,7 @@ impl ControlPlane for Recorder {
     }
 
     fn predictions(&self) -> Vec<Prediction> {
-        vec![Prediction { version: Some(1), at_s: 0.5, strategy: Strategy::DENSE_RING, sync_s: 0.01 }]
+        vec![Prediction { version: Some(1), at_s: 0.5, plan: Plan::DENSE_RING, sync_s: 0.01 }]
     }
 }
 
@@ -218,7 +218,7 @@ fn what_trainers_say_passes_the_checks_of_the_wire_and_is_the_same_each_time() {
             job: JobId::new("suite").unwrap(),
             version: Version(1),
             parent: Version(0),
-            strategy: strategy(CANDIDATES[3]),
+            plan: strategy(CANDIDATES[3]).into(),
             decided_at: Timestamp(0),
             reason: String::new(),
         };

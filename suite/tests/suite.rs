@@ -1,12 +1,13 @@
 //! Ranks of one process, cells, and fixed settings played through them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{Plan, Strategy, Version};
 use flexcomm_suite::baselines::BUDGET_SHARE;
 use flexcomm_suite::cells::{Cell, Net};
 use flexcomm_suite::fixed::{self, Curves};
 use flexcomm_suite::ranks::{Data, Model, Ranks, Recipe, Stepped};
 use flexcomm_suite::{families, score};
+use flexcomm_trainer::Tick;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
 use flexcomm_truth::network::NetworkEvent;
@@ -55,6 +56,42 @@ fn a_run_is_the_same_each_time_and_strategies_may_change_at_any_step() {
     let of = |step: usize| &steps[step].buckets[0];
     assert!(of(2).energies.iter().all(|e| e.sent < e.compensated) && of(4).energies[0].gain() > 0.9);
     assert_eq!(of(2).rounds.len(), 3, "energies, indices, values");
+}
+
+/// The first bucket of backward is dense, all others are compressed: each as under its own strategy alone.
+#[test]
+fn buckets_of_a_plan_are_exchanged_each_by_its_own_strategy() {
+    const SPARSE: &str = "topk(k=0.01)+ef(vanilla)/allgather";
+    let step = |plan: &str| {
+        let mut ranks = Ranks::new(recipe(3, 12), Arc::new(Data::synthetic(3))).unwrap();
+        let tick = Tick { step: 0, plan: plan.parse::<Plan>().unwrap(), version: Version(1), trial: None };
+        let stepped = ranks.tick(&tick).unwrap();
+        (ranks, stepped)
+    };
+    let (dense, sparse) = (step("none/dense-ring"), step(SPARSE));
+    let (mut mixed, stepped) = step(&format!("none/dense-ring | {SPARSE}"));
+    let means = |ranks: &Ranks| ranks.means().map(<[f32]>::to_vec).collect::<Vec<_>>();
+    let (own, of_dense, of_sparse) = (means(&mixed), means(&dense.0), means(&sparse.0));
+    assert_eq!((&own[0], &own[1..]), (&of_dense[0], &of_sparse[1..]));
+    assert!(own[0] != of_sparse[0] && own[1] != of_dense[1]);
+    for (rank, exchanged) in (0..3).map(|rank| (rank, &stepped.buckets)) {
+        let fresh: Vec<f64> = mixed
+            .buckets(rank)
+            .map(|(_, gradient)| gradient.iter().map(|value| f64::from(*value).powi(2)).sum())
+            .collect();
+        let residuals: Vec<bool> = mixed.buckets(rank).map(|(bucket, _)| bucket.has_residual()).collect();
+        assert!(!residuals[0] && residuals[1..].iter().all(|has| *has), "{residuals:?}");
+        let gains: Vec<f64> = exchanged.iter().map(|bucket| bucket.energies[rank].gain()).collect();
+        assert!(gains[0] == 1.0 && gains[1..].iter().all(|gain| *gain < 0.9), "{gains:?}");
+        assert!(exchanged.iter().map(|bucket| bucket.energies[rank].compensated).eq(fresh));
+    }
+    let loss = |ranks: &mut Ranks| ranks.test().loss;
+    let before = loss(&mut mixed);
+    let plan: Plan = format!("none/dense-ring | {SPARSE}").parse().unwrap();
+    for step in 1..12 {
+        mixed.tick(&Tick { step, plan: plan.clone(), version: Version(1), trial: None }).unwrap();
+    }
+    assert!(loss(&mut mixed) < before);
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn bench(criterion: &mut Criterion) {
         job: job.clone(),
         version: Version(1),
         parent: Version(0),
-        strategy: "topk@0.01/allgather".parse().expect("a strategy"),
+        plan: "topk@0.01/allgather".parse().expect("a strategy"),
         decided_at: Timestamp(0),
         reason: "bandwidth fell from 10 to 1 Gbit/s".into(),
     };

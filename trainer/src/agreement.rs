@@ -4,8 +4,8 @@
 //! takes force at the end of the same tick on all ranks, see [`crate::Control`]. Nothing that only one rank knows makes it
 //! branch.
 
-use crate::message::{AbortCause, ControlMessage, Plan, Schedule, TrialPlan};
-use flexcomm_domain::{Digest, Rank, Strategy, Version};
+use crate::message::{AbortCause, Announced, ControlMessage, Schedule, TrialPlan};
+use flexcomm_domain::{Digest, Plan, Rank, Strategy, Version};
 
 /// A message of rank 0 that does not fit what this rank knows. Each text names both sides.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -32,9 +32,9 @@ pub enum Disagreement {
         /// This rank's.
         ours: Version,
     },
-    /// The same version with another strategy.
+    /// The same version with another plan.
     #[error(
-        "agree with rank 0 in step {step}: under version {version} it runs strategy digest {theirs}, rank {own} runs {ours}"
+        "agree with rank 0 in step {step}: under version {version} it runs plan digest {theirs}, rank {own} runs {ours}"
     )]
     Digest {
         /// This rank.
@@ -48,9 +48,9 @@ pub enum Disagreement {
         /// This rank's.
         ours: Digest,
     },
-    /// A plan that contradicts what this rank knows.
+    /// An announcement that contradicts what this rank knows.
     #[error("agree with rank 0 in step {step}: it announces {theirs}, rank {own} {ours}")]
-    Plan {
+    Announced {
         /// This rank.
         own: Rank,
         /// Of both.
@@ -69,19 +69,19 @@ pub enum Offer {
     Taken,
     /// Its version or id is not above what was seen before.
     Stale,
-    /// The version is known with another strategy: two controllers, or one that lost its memory.
+    /// The version is known with another plan: two controllers, or one that lost its memory.
     Conflict,
     /// Only rank 0's copy of the orders counts.
     NotLeader,
 }
 
 /// The decision in force.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct InForce {
     /// 0 before the first decision.
     pub version: Version,
     /// What to do.
-    pub strategy: Strategy,
+    pub plan: Plan,
     /// The first step under it.
     pub since_step: u64,
 }
@@ -100,12 +100,12 @@ pub struct TrialTick {
 }
 
 /// One gradient exchange that is about to be done.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Tick {
     /// The training step; stands still during a trial.
     pub step: u64,
-    /// What to run.
-    pub strategy: Strategy,
+    /// What to run: the decision's plan, in a trial a candidate's.
+    pub plan: Plan,
     /// The decision in force.
     pub version: Version,
     /// Set during a trial.
@@ -113,6 +113,11 @@ pub struct Tick {
 }
 
 impl Tick {
+    /// What to run in a bucket.
+    pub fn strategy(&self, bucket: usize) -> &Strategy {
+        self.plan.of(bucket)
+    }
+
     /// A number that differs between steps; a trial's iterations go on from its step.
     pub fn index(&self) -> u64 {
         self.step + self.trial.map_or(0, |trial| u64::from(trial.within))
@@ -143,12 +148,14 @@ pub enum Change {
 pub struct Agreement {
     rank: Rank,
     in_force: InForce,
+    /// Of its plan: every bucket's exchange asks for it.
+    digest: Digest,
     step: u64,
     trial: Option<Running>,
     /// Announced, and not in force yet.
-    pending: Option<Plan>,
+    pending: Option<Announced>,
     stop_wanted: bool,
-    wanted_decision: Option<(Version, Strategy)>,
+    wanted_decision: Option<(Version, Plan)>,
     wanted_trial: Option<TrialPlan>,
     last_trial: u64,
 }
@@ -173,10 +180,12 @@ impl Running {
 
 impl Agreement {
     /// A job's start at `first_step`, which all ranks must be given alike, as they must `initial`.
-    pub fn new(rank: Rank, initial: Strategy, first_step: u64) -> Self {
+    pub fn new(rank: Rank, initial: impl Into<Plan>, first_step: u64) -> Self {
+        let plan = initial.into();
         Self {
             rank,
-            in_force: InForce { version: Version(0), strategy: initial, since_step: first_step },
+            digest: plan.digest(),
+            in_force: InForce { version: Version(0), plan, since_step: first_step },
             step: first_step,
             trial: None,
             pending: None,
@@ -188,8 +197,8 @@ impl Agreement {
     }
 
     /// The decision in force.
-    pub fn in_force(&self) -> InForce {
-        self.in_force
+    pub fn in_force(&self) -> &InForce {
+        &self.in_force
     }
 
     /// The step under way, or the next one between ticks.
@@ -202,23 +211,22 @@ impl Agreement {
     }
 
     /// A decision from the orders. Fences off what is not newer than all that was seen.
-    pub fn offer_decision(&mut self, version: Version, strategy: Strategy) -> Offer {
+    pub fn offer_decision(&mut self, version: Version, plan: impl Into<Plan>) -> Offer {
         if !self.leads() {
             return Offer::NotLeader;
         }
-        let pending = match &self.pending {
-            Some(Plan::Decision { version, strategy }) => Some((*version, **strategy)),
-            _ => None,
+        let plan = plan.into();
+        let (newest, known) = match (&self.wanted_decision, &self.pending) {
+            (Some((version, plan)), _) | (None, Some(Announced::Decision { version, plan })) => (*version, plan),
+            _ => (self.in_force.version, &self.in_force.plan),
         };
-        let (newest, known) =
-            self.wanted_decision.or(pending).unwrap_or((self.in_force.version, self.in_force.strategy));
-        if version == newest && version != Version(0) && strategy != known {
+        if version == newest && version != Version(0) && plan != *known {
             return Offer::Conflict;
         }
         if version <= newest {
             return Offer::Stale;
         }
-        self.wanted_decision = Some((version, strategy));
+        self.wanted_decision = Some((version, plan));
         Offer::Taken
     }
 
@@ -252,7 +260,7 @@ impl Agreement {
     pub fn tick(&self) -> Tick {
         Tick {
             step: self.step,
-            strategy: self.strategy(),
+            plan: self.candidate().map_or_else(|| self.in_force.plan.clone(), Plan::from),
             version: self.in_force.version,
             trial: self.trial.as_ref().map(Running::tick),
         }
@@ -268,20 +276,24 @@ impl Agreement {
         self.trial.as_ref().map_or(0, |trial| u64::from(trial.iteration) + 1)
     }
 
-    fn strategy(&self) -> Strategy {
-        let candidate = self.trial.as_ref().and_then(|t| t.plan.candidates.get(t.candidate()));
-        candidate.copied().unwrap_or(self.in_force.strategy)
+    /// Digest of what the tick under way runs.
+    pub(crate) fn digest(&self) -> Digest {
+        self.candidate().map_or(self.digest, |strategy| strategy.digest())
+    }
+
+    fn candidate(&self) -> Option<Strategy> {
+        self.trial.as_ref().and_then(|trial| trial.plan.candidates.get(trial.candidate())).copied()
     }
 
     /// The most urgent of what is wanted.
-    fn choose(&mut self) -> Option<Plan> {
+    fn choose(&mut self) -> Option<Announced> {
         if self.stop_wanted {
-            return Some(Plan::Stop);
+            return Some(Announced::Stop);
         }
-        if let Some((version, strategy)) = self.wanted_decision.take() {
-            return Some(Plan::Decision { version, strategy: Box::new(strategy) });
+        if let Some((version, plan)) = self.wanted_decision.take() {
+            return Some(Announced::Decision { version, plan });
         }
-        self.wanted_trial.take().map(Plan::Trial)
+        self.wanted_trial.take().map(Announced::Trial)
     }
 
     /// Rank 0's message: in force after so many more ticks of training, of which the one under way is the first.
@@ -290,8 +302,8 @@ impl Agreement {
             schedule,
             step: self.step + u64::from(ticks) - 1,
             version: self.in_force.version,
-            digest: self.in_force.strategy.digest(),
-            plan: self.pending.clone(),
+            digest: self.digest,
+            announced: self.pending.clone(),
         }
     }
 
@@ -305,27 +317,27 @@ impl Agreement {
         if theirs != ours {
             return Err(Disagreement::Version { own, step, theirs, ours });
         }
-        let (theirs, ours) = (message.digest, self.in_force.strategy.digest());
+        let (theirs, ours) = (message.digest, self.digest);
         if theirs != ours {
             return Err(Disagreement::Digest { own, step, version: self.in_force.version, theirs, ours });
         }
-        if let (Some(plan), false) = (&message.plan, self.leads())
-            && let Some(ours) = self.misplaced(plan)
+        if let (Some(announced), false) = (&message.announced, self.leads())
+            && let Some(ours) = self.misplaced(announced)
         {
-            return Err(Disagreement::Plan { own, step, theirs: describe(plan), ours });
+            return Err(Disagreement::Announced { own, step, theirs: describe(announced), ours });
         }
-        self.pending.clone_from(&message.plan);
+        self.pending.clone_from(&message.announced);
         Ok(())
     }
 
-    /// Why a plan cannot be announced in the state that all ranks are in; the last line against a rank 0 that
+    /// Why this cannot be announced in the state that all ranks are in; the last line against a rank 0 that
     /// goes backwards.
-    fn misplaced(&self, plan: &Plan) -> Option<String> {
-        match plan {
-            Plan::Decision { version, .. } if *version <= self.in_force.version => {
+    fn misplaced(&self, announced: &Announced) -> Option<String> {
+        match announced {
+            Announced::Decision { version, .. } if *version <= self.in_force.version => {
                 Some(format!("has version {} in force already", self.in_force.version))
             }
-            Plan::Trial(trial) if trial.id <= self.last_trial => {
+            Announced::Trial(trial) if trial.id <= self.last_trial => {
                 Some(format!("has seen trial {} already", self.last_trial))
             }
             _ => None,
@@ -351,35 +363,36 @@ impl Agreement {
     }
 
     /// What was announced, once it is due.
-    pub(crate) fn take_announced(&mut self) -> Option<Plan> {
+    pub(crate) fn take_announced(&mut self) -> Option<Announced> {
         self.pending.take()
     }
 
-    /// Ends a step of training; this plan takes force.
-    pub(crate) fn finish_step(&mut self, plan: Option<Plan>) -> Change {
+    /// Ends a step of training; this takes force.
+    pub(crate) fn finish_step(&mut self, announced: Option<Announced>) -> Change {
         self.step += 1;
-        match plan {
-            Some(Plan::Decision { version, strategy }) => {
-                self.in_force = InForce { version, strategy: *strategy, since_step: self.step };
-                Change::Switched(Box::new(self.in_force))
+        match announced {
+            Some(Announced::Decision { version, plan }) => {
+                self.digest = plan.digest();
+                self.in_force = InForce { version, plan, since_step: self.step };
+                Change::Switched(Box::new(self.in_force.clone()))
             }
-            Some(Plan::Trial(plan)) => {
+            Some(Announced::Trial(plan)) => {
                 // A newer one may have been offered to rank 0 since.
                 self.last_trial = self.last_trial.max(plan.id);
                 self.trial = Some(Running { plan: plan.clone(), iteration: 0 });
                 Change::TrialStarts(plan)
             }
-            Some(Plan::Stop) => Change::Stop,
+            Some(Announced::Stop) => Change::Stop,
             None => Change::None,
         }
     }
 }
 
-fn describe(plan: &Plan) -> String {
-    match plan {
-        Plan::Decision { version, strategy } => format!("decision {version} ({strategy})"),
-        Plan::Trial(trial) => format!("trial {} of {} candidates", trial.id, trial.candidates.len()),
-        Plan::Stop => "the end of the job".into(),
+fn describe(announced: &Announced) -> String {
+    match announced {
+        Announced::Decision { version, plan } => format!("decision {version} ({plan})"),
+        Announced::Trial(trial) => format!("trial {} of {} candidates", trial.id, trial.candidates.len()),
+        Announced::Stop => "the end of the job".into(),
     }
 }
 
@@ -413,7 +426,7 @@ mod tests {
         assert_eq!(a.finish_step(None), Change::None, "not due yet");
         assert_eq!(a.offer_decision(Version(5), x), Offer::Stale, "still announced");
         a.begin(false);
-        let in_force = InForce { version: Version(5), strategy: x, since_step: 2 };
+        let in_force = InForce { version: Version(5), plan: x.into(), since_step: 2 };
         let announced = a.take_announced();
         assert_eq!(a.finish_step(announced), Change::Switched(Box::new(in_force)));
         a.begin(true);
@@ -447,9 +460,9 @@ mod tests {
         let again = ControlMessage { version: Version(1), digest: x.digest(), ..late };
         refuse(&mut b, &again, "announces decision 1");
         refuse(&mut b, &again, "rank 1 has version 1 in force already");
-        let trial = Plan::Trial(TrialPlan::new(1, vec![x], 1, 0).unwrap());
+        let trial = Announced::Trial(TrialPlan::new(1, vec![x], 1, 0).unwrap());
         b.last_trial = 3;
-        refuse(&mut b, &ControlMessage { plan: Some(trial), ..again }, "has seen trial 3 already");
+        refuse(&mut b, &ControlMessage { announced: Some(trial), ..again }, "has seen trial 3 already");
     }
 
     #[test]
@@ -460,16 +473,16 @@ mod tests {
         assert_eq!(a.offer_trial(plan.clone()), Offer::Taken);
         assert_eq!(a.offer_trial(plan.clone()), Offer::Stale);
         a.begin(true);
-        assert_eq!(a.take_announced(), Some(Plan::Trial(plan.clone())));
+        assert_eq!(a.take_announced(), Some(Announced::Trial(plan.clone())));
         assert_eq!(a.finish_step(None), Change::None);
-        assert_eq!(a.finish_step(Some(Plan::Trial(plan.clone()))), Change::TrialStarts(plan.clone()));
+        assert_eq!(a.finish_step(Some(Announced::Trial(plan.clone()))), Change::TrialStarts(plan.clone()));
         for i in 0..4 {
             let tick = a.begin(false);
-            assert_eq!((tick.step, tick.strategy), (2, candidates[i / 2]));
+            assert_eq!((tick.step, tick.plan), (2, candidates[i / 2].into()));
             assert_eq!(tick.trial.map(|trial| trial.last), Some(i % 2 == 1), "then everything is put back");
             assert_eq!(a.finish_iteration(), if i == 3 { Change::TrialEnds(None) } else { Change::None });
         }
-        a.finish_step(Some(Plan::Trial(plan)));
+        a.finish_step(Some(Announced::Trial(plan)));
         a.begin(false);
         a.leave_trial(true);
         assert_eq!((a.begin(false).trial, a.step()), (None, 4), "the iteration counts as a step");

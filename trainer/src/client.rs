@@ -3,7 +3,7 @@
 //! A training step only ever puts a message into the queue and looks whether there are new orders.
 
 use crate::orders::OrdersSlot;
-use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer};
+use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer, check_buckets};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -50,6 +50,8 @@ struct State {
     queued: u64,
     /// Told again after each hello: a restarted agent has forgotten it.
     applied: Option<AppliedReport>,
+    /// What the next hello says, see [`Hello::buckets`].
+    buckets: Vec<u64>,
     connected: bool,
     dropped: u64,
     ending: bool,
@@ -82,6 +84,7 @@ impl Shared {
 /// A connection that comes and goes; its methods never wait for the agent.
 #[derive(Debug)]
 pub struct Client {
+    gradient_values: u64,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,10 +93,19 @@ impl Client {
     /// Starts the thread. Fails only when the system cannot start one.
     pub fn start(socket: &Path, hello: Hello) -> std::io::Result<Self> {
         let orders = OrdersSlot::new(hello.job.clone(), hello.run);
-        let shared = Arc::new(Shared { state: Mutex::default(), wake: Condvar::new(), orders });
-        let link = Link { socket: socket.to_owned(), hello, shared: Arc::clone(&shared), warned: false, refused: None };
+        let state = Mutex::new(State { buckets: hello.buckets.clone(), ..State::default() });
+        let shared = Arc::new(Shared { state, wake: Condvar::new(), orders });
+        let gradient_values = hello.gradient_values;
+        let link = Link {
+            socket: socket.to_owned(),
+            hello,
+            takes_buckets: false,
+            shared: Arc::clone(&shared),
+            warned: false,
+            refused: None,
+        };
         let thread = std::thread::Builder::new().name("flexcomm-client".into()).spawn(move || link.run())?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { gradient_values, shared, thread: Some(thread) })
     }
 
     /// Queues a message. When the queue is full the oldest measurement is dropped and counted; when it holds none, the
@@ -112,6 +124,17 @@ impl Client {
         let number = state.queued;
         state.queue.push_back(Queued { number, message });
         drop(state);
+        self.shared.wake.notify_one();
+    }
+
+    /// The gradient is sent in buckets of these values, in the order in which backward has them ready. The agent hears of it now, or by
+    /// the next hello where it is away or too old. What it would refuse is kept from it: with that in the hello it would refuse this
+    /// trainer.
+    pub fn say_buckets(&self, values: Vec<u64>) {
+        match check_buckets(&values, self.gradient_values) {
+            Ok(()) => self.shared.lock().buckets = values,
+            Err(why) => tracing::info!("the agent is not told of the buckets: {why}"),
+        }
         self.shared.wake.notify_one();
     }
 
@@ -174,7 +197,10 @@ enum Sent {
 
 struct Link {
     socket: PathBuf,
+    /// Its buckets are those that the agent knows.
     hello: Hello,
+    /// Whether this connection's agent takes others.
+    takes_buckets: bool,
     shared: Arc<Shared>,
     /// Whether the loss of the agent was logged since the last welcome.
     warned: bool,
@@ -271,15 +297,19 @@ impl Link {
     }
 
     /// The socket, and the lines that come by it.
-    fn connect(&self) -> Result<(UnixStream, BufReader<UnixStream>), End> {
+    fn connect(&mut self) -> Result<(UnixStream, BufReader<UnixStream>), End> {
         let stream = UnixStream::connect(&self.socket)?;
         stream.set_write_timeout(Some(IO_TIMEOUT))?;
         stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        self.hello.buckets.clone_from(&self.shared.lock().buckets);
         write_line(&stream, &FromTrainer::Hello(self.hello.clone()))?;
         let mut lines = BufReader::new(stream.try_clone()?);
         match serde_json::from_slice(&read_line(&mut lines)?).map_err(Error::from)? {
             ToTrainer::Refused { reason } => return Err(End::Refused(reason)),
-            ToTrainer::Welcome { .. } => self.welcomed(&stream)?,
+            ToTrainer::Welcome { takes_buckets, .. } => {
+                self.takes_buckets = takes_buckets;
+                self.welcomed(&stream)?;
+            }
             ToTrainer::Orders(_) => return Err(Error::new(ErrorKind::InvalidData, "orders before its welcome").into()),
         }
         stream.set_read_timeout(None)?;
@@ -304,10 +334,12 @@ impl Link {
     fn pump(&mut self, stream: &UnixStream) -> std::io::Result<Sent> {
         let since = Instant::now();
         loop {
-            let wakes = |state: &State| !state.queue.is_empty() || state.ending || !state.connected;
-            let (next, ending, connected) = {
+            let unsaid = |state: &State| self.takes_buckets && state.buckets != self.hello.buckets;
+            let wakes = |state: &State| !state.queue.is_empty() || unsaid(state) || state.ending || !state.connected;
+            let (next, buckets, ending, connected) = {
                 let state = self.shared.wait(ACCEPTED_AFTER, wakes);
-                (state.queue.front().cloned(), state.ending, state.connected)
+                let buckets = unsaid(&state).then(|| state.buckets.clone());
+                (state.queue.front().cloned(), buckets, state.ending, state.connected)
             };
             match next {
                 // First: an agent that has read the goodbye closes the connection.
@@ -318,6 +350,12 @@ impl Link {
             if self.refused.is_some() && since.elapsed() >= ACCEPTED_AFTER {
                 self.refused = None;
                 tracing::info!("the agent has not refused this trainer again for {} s", ACCEPTED_AFTER.as_secs());
+            }
+            if let Some(values) = buckets {
+                self.hello.buckets.clone_from(&values);
+                let (job, rank) = (self.hello.job.clone(), self.hello.rank);
+                write_line(stream, &FromTrainer::Buckets { job, rank, values })?;
+                continue;
             }
             let Some(Queued { number, message }) = next else { continue };
             let written = write_line(stream, &message);
@@ -408,14 +446,16 @@ mod tests {
 
     struct Agent {
         lines: BufReader<UnixStream>,
+        greeted: Hello,
     }
 
     impl Agent {
         fn accept(listener: &UnixListener) -> Self {
             let (stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(SOON)).unwrap();
-            let mut agent = Self { lines: BufReader::new(stream) };
-            assert!(matches!(agent.next(), Some(FromTrainer::Hello(_))));
+            let mut agent = Self { lines: BufReader::new(stream), greeted: hello() };
+            let Some(FromTrainer::Hello(hello)) = agent.next() else { panic!("no hello") };
+            agent.greeted = hello;
             agent
         }
 
@@ -427,7 +467,7 @@ mod tests {
 
         fn welcome(&mut self) {
             let node = NodeName::new("n1").unwrap();
-            self.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node });
+            self.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: true });
         }
 
         fn next(&mut self) -> Option<FromTrainer> {
@@ -472,6 +512,39 @@ mod tests {
         client.finish(SOON);
         assert_eq!(agent.next(), Some(FromTrainer::Bye));
         assert_eq!(agent.next(), None);
+    }
+
+    #[test]
+    fn buckets_are_said_once_and_again_with_each_hello() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::start(&path, Hello { gradient_values: 8, ..hello() }).unwrap();
+        let mut agent = Agent::accept(&listener);
+        assert!(agent.greeted.buckets.is_empty());
+        // Between the hello and the welcome.
+        client.say_buckets(vec![3, 5]);
+        agent.welcome();
+        let said = |values| Some(FromTrainer::Buckets { job: JobId::new("j").unwrap(), rank: 0, values });
+        assert_eq!(agent.next(), said(vec![3, 5]));
+        [vec![3, 5], vec![3, 6], vec![8, 0]].into_iter().for_each(|values| client.say_buckets(values));
+        client.send(applied(1));
+        assert_eq!(agent.next(), Some(applied(1)), "neither again nor what the agent would refuse");
+        client.say_buckets(vec![5, 3]);
+        assert_eq!(agent.next(), said(vec![5, 3]));
+
+        drop(agent);
+        // One that does not take them has them by its hello.
+        let mut agent = Agent::accept(&listener);
+        assert_eq!(agent.greeted.buckets, [5, 3]);
+        let node = NodeName::new("n1").unwrap();
+        agent.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: false });
+        assert_eq!(agent.next(), Some(applied(1)));
+        client.say_buckets(vec![2, 6]);
+        client.send(applied(2));
+        assert_eq!(agent.next(), Some(applied(2)));
+        drop(agent);
+        assert_eq!(Agent::accept(&listener).greeted.buckets, [2, 6]);
     }
 
     #[test]
@@ -534,7 +607,8 @@ mod tests {
         let mut agent = Agent::accept(&listener);
         // In one piece: what comes behind the welcome is not lost with it.
         let node = NodeName::new("n1").unwrap();
-        let both = [ToTrainer::Welcome { protocol: PROTOCOL, node }, ToTrainer::Orders(orders(1))];
+        let both =
+            [ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: false }, ToTrainer::Orders(orders(1))];
         let both: String = both.iter().map(|m| serde_json::to_string(m).unwrap() + "\n").collect();
         agent.lines.get_mut().write_all(both.as_bytes()).unwrap();
         assert_eq!(ordered(&client), Some(1));

@@ -1,9 +1,8 @@
 //! The agreement over a control group: a process group apart from the one that carries gradients. Pure.
 //!
-//! Every so many ticks rank 0 broadcasts a [`ControlMessage`], without
-//! waiting for it: its step, what is in force, a plan or none, and when the next message comes. All ranks take it in at the end of
-//! the tick in which it is due, and what it announces is in force in the tick after. Which ticks these are follows from the
-//! messages alone, so it is the same on all ranks.
+//! Every so many ticks rank 0 broadcasts a [`ControlMessage`], without waiting for it: its step, what is in force, what is announced if
+//! anything, and when the next message comes. All ranks take it in at the end of the tick in which it is due, and what it announces is
+//! in force in the tick after. Which ticks these are follows from the messages alone, so it is the same on all ranks.
 //!
 //! Before a trial, and in each of its iterations, the ranks gather what each says of itself instead: whether it can run the trial,
 //! whether the trial should end. Everything is launched when a tick begins and taken in when a tick ends, by which time all
@@ -11,7 +10,9 @@
 
 use crate::agreement::{Agreement, Change, Disagreement, Tick};
 use crate::answer::{self, Answer, Verdict};
-use crate::message::{AbortCause, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Plan, Schedule, TrialPlan};
+use crate::message::{
+    AbortCause, Announced, ControlMessage, MESSAGE_BYTES, MOST_APART, MessageError, Schedule, TrialPlan,
+};
 use flexcomm_domain::{Rank, Strategy};
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ impl Schedule {
 /// Why ranks cannot go on together.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ControlError {
-    /// The ranks do not run the same step and strategy, or fill the bucket with different parameters.
+    /// The ranks do not run the same step and plan, or fill the bucket with different parameters.
     #[error(
         "agree with {who} in step {step}, bucket {bucket}: it runs another step or strategy, or its bucket has other parameters, than {ours}"
     )]
@@ -65,7 +66,7 @@ pub enum ControlError {
     Message(#[from] MessageError),
     /// Rank 0's message contradicts what this rank knows.
     #[error(transparent)]
-    Plan(#[from] Disagreement),
+    Announced(#[from] Disagreement),
 }
 
 /// One rank's part in the agreement over a control group.
@@ -212,7 +213,7 @@ impl Control {
         self.ticks += 1;
         if let Some(plan) = self.asked.take() {
             let Some(why) = answer::refusal(answers) else {
-                return self.agreement.finish_step(Some(Plan::Trial(plan)));
+                return self.agreement.finish_step(Some(Announced::Trial(plan)));
             };
             self.agreement.finish_step(None);
             return Change::TrialRefused(plan, why);
@@ -223,7 +224,7 @@ impl Control {
         // By what the message says, and never before the tick after it.
         self.next = (self.next + u64::from(self.schedule.every)).max(self.ticks);
         match self.agreement.take_announced() {
-            Some(Plan::Trial(plan)) => {
+            Some(Announced::Trial(plan)) => {
                 self.asked = Some(plan);
                 self.agreement.finish_step(None)
             }
@@ -241,9 +242,9 @@ impl Control {
     /// 32 bits over everything that must be alike on all ranks in a bucket's exchange; `layout` is the bucket's. splitmix64's
     /// finaliser over the parts.
     pub fn check(&self, bucket: u32, layout: u64) -> u32 {
-        let Tick { step, strategy, version, .. } = self.agreement.tick();
-        let iteration = self.agreement.iteration();
-        let parts = [step, version.0, strategy.digest().0, iteration, u64::from(bucket), layout];
+        let (agreement, version) = (&self.agreement, self.agreement.in_force().version);
+        let parts =
+            [agreement.step(), version.0, agreement.digest().0, agreement.iteration(), u64::from(bucket), layout];
         let mut hash = 0x9e37_79b9_7f4a_7c15u64;
         for part in parts {
             hash = (hash ^ part).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -258,7 +259,7 @@ impl Control {
     pub fn desynchronised(&self, rank: usize, bucket: u32) -> ControlError {
         let tick = self.agreement.tick();
         let trial = tick.trial.map_or(String::new(), |trial| format!(", iteration {} of a trial", trial.iteration));
-        let ours = format!("rank {}: version {}, {}{trial}", self.rank, tick.version, tick.strategy);
+        let ours = format!("rank {}: version {}, {}{trial}", self.rank, tick.version, tick.plan);
         ControlError::Desynchronised { who: format!("rank {rank}"), step: tick.step, bucket, ours }
     }
 }
@@ -266,8 +267,8 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agreement::Offer;
-    use flexcomm_domain::{Strategy, Version};
+    use crate::agreement::{InForce, Offer};
+    use flexcomm_domain::{Plan, Strategy, Version};
     use proptest::prelude::*;
 
     fn job(n: u32) -> Vec<Control> {
@@ -300,7 +301,7 @@ mod tests {
         let ends = (1..).zip(job.iter_mut()).map(|(rank, control)| control.finish(took * rank, answers));
         let changes: Vec<Change> = ends.collect();
         assert!(changes.iter().all(|change| *change == changes[0]), "{changes:?}");
-        Ok((ticks[0], changes[0].clone()))
+        Ok((ticks[0].clone(), changes[0].clone()))
     }
 
     fn strategy(text: &str) -> Strategy {
@@ -453,6 +454,26 @@ mod tests {
         assert_eq!(ends(&mut job, (4, "topk@0.1/allgather"), &one), None);
         assert_eq!(ends(&mut job, (5, star), &one), Some(0));
         assert_eq!(ends(&mut job, (6, var), &go), None, "it runs");
+    }
+
+    /// Ranks agree on all of it, and a bucket's check covers the strategies of all others.
+    #[test]
+    fn a_plan_of_several_buckets_is_in_force_on_all_ranks_at_the_same_step() {
+        let (mut job, mut sent) = (job(3), Vec::new());
+        let plan: Plan = "2x none/dense-ring | topk(k=0.01)+ef(vanilla)/allgather".parse().unwrap();
+        assert_eq!(job[0].agreement().offer_decision(Version(1), plan.clone()), Offer::Taken);
+        let (_, change) = tick(&mut job, &mut sent, Duration::from_millis(300), &[]).unwrap();
+        let in_force = InForce { version: Version(1), plan: plan.clone(), since_step: 1 };
+        assert_eq!(change, Change::Switched(Box::new(in_force)));
+        let (now, _) = tick(&mut job, &mut sent, Duration::from_millis(300), &[]).unwrap();
+        let (dense, sparse) = (Strategy::DENSE_RING, strategy("topk(k=0.01)+ef(vanilla)/allgather"));
+        assert_eq!([0, 1, 2, 7].map(|bucket| *now.strategy(bucket)), [dense, dense, sparse, sparse]);
+        let mut other = self::job(2).remove(1);
+        other.agreement = job[0].agreement.clone();
+        assert_eq!(job[0].check(0, 5), other.check(0, 5));
+        other.agreement.finish_step(Some(Announced::Decision { version: Version(1), plan: Plan::DENSE_RING }));
+        job[0].agreement.finish_step(None);
+        assert_ne!(job[0].check(0, 5), other.check(0, 5), "bucket 0 is dense in both");
     }
 
     #[test]

@@ -24,6 +24,16 @@ pub struct Costs {
     pub energy: Energy,
 }
 
+/// Of a bucket in a step whose buckets run different strategies: its gain, by the energy of its gradient before error feedback. These
+/// add up to the gain of the step. Of what was compensated they would not: a compressed bucket's also has what earlier steps did not
+/// send, and a dense one's has not, so that the more is held back the less would dense buckets count.
+pub fn weighted(energy: Energy, fresh: f64) -> Energy {
+    if !fresh.is_finite() {
+        return Energy { sent: 0.0, compensated: f64::INFINITY };
+    }
+    Energy { sent: fresh * energy.gain(), compensated: fresh }
+}
+
 fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
@@ -50,5 +60,19 @@ impl Costs {
     pub fn measured(&self) -> Measured {
         let sync = self.sync.saturating_sub(self.wait.unwrap_or_default());
         Measured { energy: self.energy, comp_us: us(self.comp), sync_us: us(sync) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three quarters of the gradient are dense; of the rest half is kept, whatever its residual adds.
+    #[test]
+    fn gains_of_buckets_are_weighted_by_fresh_energy() {
+        let dense = weighted(Energy::default(), 3.0);
+        let sparse = weighted(Energy { sent: 50.0, compensated: 100.0 }, 1.0);
+        assert_eq!(dense + sparse, Energy { sent: 3.5, compensated: 4.0 });
+        assert_eq!((dense + weighted(Energy::default(), f64::NAN)).gain(), 0.0, "an exchange that the ranks refuse");
     }
 }

@@ -9,15 +9,25 @@
 //! | 7 | 0 |
 //! | 8-15 | the step at whose end it takes force |
 //! | 16-23 | version in force |
-//! | 24-31 | digest of the strategy in force |
-//! | 32-33 | length of the plan that follows, 0 = none |
-//! | 34- | the announced plan |
+//! | 24-31 | digest of the plan in force |
+//! | 32-33 | length of what follows, 0 = nothing is announced |
+//! | 34- | what is announced: a byte that says which, then its fields |
+//!
+//! | announced | fields |
+//! |---|---|
+//! | 1: decision | version (8), length of the plan's text (2), its text |
+//! | 2: trial | id (8), iterations (4), budget (8), number of candidates (1), of each the length of its text (1) and its text |
+//! | 3: the end of the job | |
 
-use flexcomm_domain::{Digest, Invalid, MAX_STRATEGY_TEXT, Strategy, Version};
+use flexcomm_domain::{Digest, Invalid, MAX_PLAN_TEXT, MAX_STRATEGY_TEXT, Plan, Strategy, Version};
 use flexcomm_wire::MAX_CANDIDATES;
+use std::str::FromStr;
 
-/// Bytes of every control message: room for a trial whose candidates have [`MAX_TRIAL_TEXT`] bytes.
-pub const MESSAGE_BYTES: usize = HEAD_BYTES + TRIAL_FIXED + MAX_CANDIDATES + MAX_TRIAL_TEXT;
+/// Bytes of every control message: room for a plan whose text has [`MAX_PLAN_TEXT`] bytes, and so for a trial whose candidates have
+/// [`MAX_TRIAL_TEXT`].
+pub const MESSAGE_BYTES: usize = HEAD_BYTES + DECISION_FIXED + MAX_PLAN_TEXT;
+
+const _: () = assert!(HEAD_BYTES + TRIAL_FIXED + MAX_CANDIDATES + MAX_TRIAL_TEXT <= MESSAGE_BYTES);
 
 const HEAD_BYTES: usize = 34;
 
@@ -29,7 +39,9 @@ pub const MAX_TRIAL_TEXT: usize = 1024;
 pub const MAX_ITERATIONS: u32 = 1000;
 
 const MAGIC: [u8; 4] = *b"FLXC";
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
+/// Kind, version, length of the plan's text.
+const DECISION_FIXED: usize = 1 + 8 + 2;
 /// Kind, id, iterations, budget, number of candidates.
 const TRIAL_FIXED: usize = 1 + 8 + 4 + 8 + 1;
 
@@ -132,13 +144,14 @@ impl TrialPlan {
 
 /// What rank 0 announces.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Plan {
-    /// Another strategy.
+#[expect(clippy::large_enum_variant, reason = "a rank holds one at a time")]
+pub enum Announced {
+    /// Another plan.
     Decision {
         /// Its version.
         version: Version,
         /// What to do.
-        strategy: Box<Strategy>,
+        plan: Plan,
     },
     /// A live trial.
     Trial(TrialPlan),
@@ -167,10 +180,10 @@ pub struct ControlMessage {
     pub step: u64,
     /// The decision in force until then; 0 before the first.
     pub version: Version,
-    /// Its strategy's digest.
+    /// Its plan's digest.
     pub digest: Digest,
     /// What is in force from then on.
-    pub plan: Option<Plan>,
+    pub announced: Option<Announced>,
 }
 
 impl ControlMessage {
@@ -183,12 +196,12 @@ impl ControlMessage {
         out.extend_from_slice(&self.version.0.to_le_bytes());
         out.extend_from_slice(&self.digest.0.to_le_bytes());
         out.extend_from_slice(&[0, 0]);
-        if let Some(plan) = &self.plan {
-            encode_plan(plan, &mut out);
+        if let Some(announced) = &self.announced {
+            encode_announced(announced, &mut out);
         }
         // At most MESSAGE_BYTES - HEAD_BYTES, far below 2^16.
-        let plan_bytes = (out.len() - HEAD_BYTES) as u16;
-        out[HEAD_BYTES - 2..HEAD_BYTES].copy_from_slice(&plan_bytes.to_le_bytes());
+        let length = (out.len() - HEAD_BYTES) as u16;
+        out[HEAD_BYTES - 2..HEAD_BYTES].copy_from_slice(&length.to_le_bytes());
         out.resize(MESSAGE_BYTES, 0);
         out
     }
@@ -211,16 +224,14 @@ impl ControlMessage {
             return Err(MessageError::Field { what: "its schedule", value: u64::from(every) });
         }
         let (step, version, digest) = (read.u64()?, Version(read.u64()?), Digest(read.u64()?));
-        let length = usize::from(u16::from_le_bytes(read.array()?));
-        let mut plan = Reader(read.bytes(length)?);
-        let announced = if length > 0 { Some(decode_plan(&mut plan)?) } else { None };
-        if !plan.0.is_empty() {
-            return Err(MessageError::Field {
-                what: "the number of bytes behind the plan",
-                value: plan.0.len() as u64,
-            });
+        let length = usize::from(read.u16()?);
+        let mut read = Reader(read.bytes(length)?);
+        let announced = if length > 0 { Some(decode_announced(&mut read)?) } else { None };
+        if !read.0.is_empty() {
+            let (what, value) = ("the number of bytes behind what is announced", read.0.len() as u64);
+            return Err(MessageError::Field { what, value });
         }
-        Ok(Self { schedule: Schedule { every, delay }, step, version, digest, plan: announced })
+        Ok(Self { schedule: Schedule { every, delay }, step, version, digest, announced })
     }
 }
 
@@ -240,8 +251,17 @@ impl Reader<'_> {
         Ok(head)
     }
 
+    fn parse<T: FromStr<Err = Invalid>>(&mut self, length: usize) -> Result<T, MessageError> {
+        let text = std::str::from_utf8(self.bytes(length)?).map_err(|_| MessageError::Text)?;
+        Ok(text.parse()?)
+    }
+
     fn u64(&mut self) -> Result<u64, MessageError> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, MessageError> {
+        self.array().map(u16::from_le_bytes)
     }
 
     fn u8(&mut self) -> Result<u8, MessageError> {
@@ -249,14 +269,17 @@ impl Reader<'_> {
     }
 }
 
-fn encode_plan(plan: &Plan, out: &mut Vec<u8>) {
-    match plan {
-        Plan::Decision { version, strategy } => {
+fn encode_announced(announced: &Announced, out: &mut Vec<u8>) {
+    match announced {
+        Announced::Decision { version, plan } => {
             out.push(1);
             out.extend_from_slice(&version.0.to_le_bytes());
-            encode_strategy(strategy, out);
+            let text = plan.to_string();
+            // At most MAX_PLAN_TEXT, which fits two bytes.
+            out.extend_from_slice(&(text.len().min(MAX_PLAN_TEXT) as u16).to_le_bytes());
+            out.extend_from_slice(text.as_bytes());
         }
-        Plan::Trial(trial) => {
+        Announced::Trial(trial) => {
             out.push(2);
             out.extend_from_slice(&trial.id.to_le_bytes());
             out.extend_from_slice(&trial.iterations.to_le_bytes());
@@ -266,16 +289,19 @@ fn encode_plan(plan: &Plan, out: &mut Vec<u8>) {
             out.push(candidates.len() as u8);
             candidates.iter().for_each(|strategy| encode_strategy(strategy, out));
         }
-        Plan::Stop => out.push(3),
+        Announced::Stop => out.push(3),
     }
 }
 
-fn decode_plan(read: &mut Reader) -> Result<Plan, MessageError> {
+fn decode_announced(read: &mut Reader) -> Result<Announced, MessageError> {
     Ok(match read.u8()? {
-        1 => Plan::Decision { version: Version(read.u64()?), strategy: Box::new(decode_strategy(read)?) },
-        2 => Plan::Trial(decode_trial(read)?),
-        3 => Plan::Stop,
-        other => return Err(MessageError::Field { what: "the plan's kind", value: u64::from(other) }),
+        1 => {
+            let (version, length) = (Version(read.u64()?), usize::from(read.u16()?));
+            Announced::Decision { version, plan: read.parse(length)? }
+        }
+        2 => Announced::Trial(decode_trial(read)?),
+        3 => Announced::Stop,
+        other => return Err(MessageError::Field { what: "the kind of what is announced", value: u64::from(other) }),
     })
 }
 
@@ -301,15 +327,13 @@ fn encode_strategy(strategy: &Strategy, out: &mut Vec<u8>) {
 
 fn decode_strategy(read: &mut Reader) -> Result<Strategy, MessageError> {
     let length = usize::from(read.u8()?);
-    let text = read.bytes(length)?;
-    let text = std::str::from_utf8(text).map_err(|_| MessageError::Text)?;
-    Ok(text.parse()?)
+    read.parse(length)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_domain::Strategy;
+    use flexcomm_domain::{MAX_BUCKETS, Strategy};
     use proptest::prelude::*;
     use proptest::strategy::Strategy as _;
 
@@ -322,25 +346,29 @@ mod tests {
         })
     }
 
+    /// Of one bucket up to as many as there can be, with texts of any length that is allowed.
     fn plans() -> impl proptest::strategy::Strategy<Value = Plan> {
+        prop::collection::vec(strategies(), 1..=MAX_BUCKETS).prop_map(|buckets| Plan::by_bucket(&buckets).unwrap())
+    }
+
+    fn announcements() -> impl proptest::strategy::Strategy<Value = Announced> {
         prop_oneof![
-            (any::<u64>(), strategies())
-                .prop_map(|(v, strategy)| Plan::Decision { version: Version(v), strategy: strategy.into() }),
+            (any::<u64>(), plans()).prop_map(|(v, plan)| Announced::Decision { version: Version(v), plan }),
             (any::<u64>(), prop::collection::vec(strategies(), 1..=MAX_CANDIDATES), 1..=MAX_ITERATIONS, any::<u64>())
-                .prop_map(|(id, c, i, b)| Plan::Trial(TrialPlan::new(id, c, i, b).unwrap())),
-            Just(Plan::Stop),
+                .prop_map(|(id, c, i, b)| Announced::Trial(TrialPlan::new(id, c, i, b).unwrap())),
+            Just(Announced::Stop),
         ]
     }
 
     fn messages() -> impl proptest::strategy::Strategy<Value = ControlMessage> {
         let schedules = (1..=MOST_APART).prop_flat_map(|every| (Just(every), 1..=every));
-        (schedules, any::<u64>(), any::<u64>(), any::<u64>(), prop::option::of(plans())).prop_map(
-            |((every, delay), step, version, digest, plan)| ControlMessage {
+        (schedules, any::<u64>(), any::<u64>(), any::<u64>(), prop::option::of(announcements())).prop_map(
+            |((every, delay), step, version, digest, announced)| ControlMessage {
                 schedule: Schedule { every, delay },
                 step,
                 version: Version(version),
                 digest: Digest(digest),
-                plan,
+                announced,
             },
         )
     }
@@ -357,7 +385,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_error_or_a_message(mut bytes in prop::collection::vec(any::<u8>(), MESSAGE_BYTES), ours: bool) {
             if ours {
-                bytes[..8].copy_from_slice(b"FLXC\x01\x02\x01\x00");
+                bytes[..8].copy_from_slice(b"FLXC\x02\x02\x01\x00");
                 bytes[HEAD_BYTES - 1] = 0;
                 bytes[HEAD_BYTES] %= 4;
             }
@@ -378,6 +406,24 @@ mod tests {
         bytes[5] = 2;
         bytes[HEAD_BYTES - 2..HEAD_BYTES].fill(0xff);
         assert!(matches!(ControlMessage::decode(&bytes), Err(MessageError::Short { need: 65535, .. })));
+    }
+
+    #[test]
+    fn the_longest_plan_fits() {
+        let of = |bucket: usize| -> Strategy {
+            let collective = if bucket == 0 { "art-ring:var" } else { "allgather" };
+            format!("topk(k=0.1{bucket:013}1)+ef(vanilla)/{collective}").parse().unwrap()
+        };
+        let plan = Plan::by_bucket(&(0..MAX_BUCKETS).map(of).collect::<Vec<_>>()).unwrap();
+        assert_eq!(plan.to_string().len(), MAX_PLAN_TEXT);
+        let message = ControlMessage {
+            schedule: Schedule { every: 1, delay: 1 },
+            step: 1,
+            version: Version(1),
+            digest: Digest(1),
+            announced: Some(Announced::Decision { version: Version(2), plan }),
+        };
+        assert_eq!(ControlMessage::decode(&message.encode()).unwrap(), message);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 
 use crate::agreement::{Agreement, Offer};
 use crate::message::TrialPlan;
-use flexcomm_domain::{Decision, Invalid, JobId, RunId, Strategy};
+use flexcomm_domain::spec::MemoryKind;
+use flexcomm_domain::{Decision, Invalid, JobId, Plan, RunId, Strategy};
 use flexcomm_wire::{JobOrders, TrialOrder};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,8 +54,8 @@ impl OrdersSlot {
     }
 
     /// Offers to rank 0's agreement what has changed since the last call: trials and, if these are followed, decisions. Other ranks
-    /// do nothing: only rank 0's orders count. Candidates that this trainer cannot run are left out; a decision that it cannot run
-    /// is answered.
+    /// do nothing: only rank 0's orders count. Candidates that this trainer cannot run are left out; a decision is answered
+    /// of whose plan it cannot run some strategy, or that [`mixes_momentum`].
     pub fn offer(&self, agreement: &mut Agreement, follow: bool, runs: impl Fn(&Strategy) -> bool) -> Option<Decision> {
         if !agreement.leads() {
             return None;
@@ -67,12 +68,18 @@ impl OrdersSlot {
             }
         }
         let decision = news.decision.filter(|_| follow)?;
-        if !runs(&decision.strategy) {
+        if mixes_momentum(&decision.plan) {
+            tracing::warn!(version = %decision.version, plan = %decision.plan,
+                "some buckets' memories have a momentum in place of the optimizer's, others have none, and the optimizer has one \
+                 momentum for all; the decision is not followed");
             return Some(decision);
         }
-        if agreement.offer_decision(decision.version, decision.strategy) == Offer::Conflict {
-            tracing::warn!(version = %decision.version, strategy = %decision.strategy,
-                "another strategy is known under this version; it is not followed");
+        if !decision.plan.strategies().iter().all(runs) {
+            return Some(decision);
+        }
+        if agreement.offer_decision(decision.version, decision.plan.clone()) == Offer::Conflict {
+            tracing::warn!(version = %decision.version, plan = %decision.plan,
+                "another plan is known under this version; it is not followed");
         }
         None
     }
@@ -111,6 +118,13 @@ impl OrdersSlot {
     }
 }
 
+/// Whether some buckets' error feedback has a momentum of its own, which takes the place of the optimizer's, and others' has none. The
+/// optimizer has one momentum for all buckets, so no trainer can run such a plan.
+pub fn mixes_momentum(plan: &Plan) -> bool {
+    let own = |strategy: &Strategy| strategy.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
+    plan.strategies().iter().any(own) && !plan.strategies().iter().all(own)
+}
+
 fn to_plan(order: &TrialOrder) -> Result<TrialPlan, Invalid> {
     let candidates = order.candidates.iter().map(Strategy::try_from).collect::<Result<_, _>>()?;
     TrialPlan::new(order.id, candidates, order.iterations, order.budget_ms)
@@ -119,7 +133,7 @@ fn to_plan(order: &TrialOrder) -> Result<TrialPlan, Invalid> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::message::Plan;
+    use crate::message::Announced;
     use flexcomm_domain::{Rank, Timestamp, Version};
     use flexcomm_wire::DecisionOrder;
 
@@ -128,7 +142,7 @@ pub(crate) mod tests {
             job: JobId::new("j").unwrap(),
             version: Version(version),
             parent: Version(0),
-            strategy: "topk@0.1/allgather".parse().unwrap(),
+            plan: "topk@0.1/allgather".parse().unwrap(),
             decided_at: Timestamp(0),
             reason: String::new(),
         };
@@ -205,7 +219,7 @@ pub(crate) mod tests {
     }
 
     /// What is announced next, one after the other.
-    fn announced(agreement: &mut Agreement) -> Vec<Plan> {
+    fn announced(agreement: &mut Agreement) -> Vec<Announced> {
         std::iter::from_fn(|| {
             agreement.begin(true);
             agreement.take_announced()
@@ -225,12 +239,9 @@ pub(crate) mod tests {
 
     #[test]
     fn trials_are_offered_also_where_decisions_are_not_followed() {
-        let only_trial = [Plan::Trial(plan(&tried(1, &["topk@0.1/allgather"])))];
+        let only_trial = [Announced::Trial(plan(&tried(1, &["topk@0.1/allgather"])))];
         let decision = orders(1).decision.unwrap().to_decision(&orders(1).job).unwrap();
-        let both = [
-            Plan::Decision { version: decision.version, strategy: Box::new(decision.strategy) },
-            only_trial[0].clone(),
-        ];
+        let both = [Announced::Decision { version: decision.version, plan: decision.plan }, only_trial[0].clone()];
         for (follow, expected) in [(false, &only_trial[..]), (true, &both[..])] {
             let (slot, mut agreement) = (slot(None), Agreement::new(Rank(0), Strategy::DENSE_RING, 0));
             slot.put(&tried(1, &["topk@0.1/allgather"]));
@@ -246,11 +257,32 @@ pub(crate) mod tests {
         slot.put(&tried(1, &["topk@0.1/allgather", "none/dense-ring"]));
         let refused = slot.offer(&mut agreement, true, is_dense).map(|decision| decision.version);
         assert_eq!(refused, Some(Version(1)));
-        assert_eq!(announced(&mut agreement), [Plan::Trial(plan(&tried(1, &["none/dense-ring"])))]);
+        assert_eq!(announced(&mut agreement), [Announced::Trial(plan(&tried(1, &["none/dense-ring"])))]);
         slot.put(&tried(2, &["topk@0.1/allgather"]));
         assert_eq!(slot.offer(&mut agreement, false, is_dense), None, "what is not followed is not refused");
         assert_eq!(announced(&mut agreement), [], "no candidate is left");
         assert_eq!(slot.offer(&mut agreement, true, is_dense), None, "each is answered once");
+    }
+
+    #[test]
+    fn a_plan_runs_where_all_its_strategies_do_and_agree_on_the_momentum() {
+        let dense = "none/dense-ring";
+        let [sparse, dgc] = ["topk(k=0.01)+ef(vanilla)/allgather", "topk(k=0.01)+ef(dgc,mu=0.9)/allgather"];
+        let no_sparse = |strategy: &Strategy| !strategy.to_string().starts_with(sparse);
+        for (version, (plan, runs)) in (1..).zip([
+            (format!("{dense} | {sparse}"), false),
+            (format!("{dense} | fp16/dense-ring"), true),
+            (format!("{dense} | {dgc}"), false),
+            (dgc.to_owned(), true),
+        ]) {
+            let (slot, mut agreement) = (slot(None), Agreement::new(Rank(0), Strategy::DENSE_RING, 0));
+            let mut decision = orders(version).decision.unwrap().to_decision(&orders(version).job).unwrap();
+            decision.plan = plan.parse().unwrap();
+            slot.put(&JobOrders { decision: Some(DecisionOrder::from(&decision)), ..orders(version) });
+            let refused = slot.offer(&mut agreement, true, no_sparse).map(|decision| decision.version);
+            assert_eq!(refused, (!runs).then_some(Version(version)), "{plan}");
+            assert_eq!(announced(&mut agreement).len(), usize::from(runs), "{plan}");
+        }
     }
 
     fn plan(orders: &JobOrders) -> TrialPlan {

@@ -4,7 +4,7 @@ use crate::agreement::InForce;
 use crate::client::Client;
 use crate::orders::OrdersSlot;
 use crate::telemetry::Telemetry;
-use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Energy, JobId, Plan, Rank, Strategy, Version};
 use flexcomm_wire::{FromTrainer, StepRecord, TrialReport};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -48,8 +48,8 @@ impl Reporter {
         }
     }
 
-    /// Takes in a step that ran this strategy under this version.
-    pub fn step(&mut self, running: (Version, Strategy), record: StepRecord) {
+    /// Takes in a step that ran this plan under this version.
+    pub fn step(&mut self, running: (Version, Plan), record: StepRecord) {
         if self.client.is_some() {
             let messages = self.telemetry.step(running, record, self.clock.elapsed());
             self.send(messages);
@@ -163,15 +163,16 @@ mod tests {
 
     #[test]
     fn steps_of_another_strategy_are_another_report() {
-        let [dense, sparse] = ["none/dense-ring", "topk@0.1/allgather"].map(|text| text.parse::<Strategy>().unwrap());
+        let [dense, sparse] = ["none/dense-ring", "topk@0.1/allgather"].map(|text| text.parse::<Plan>().unwrap());
         let received = received(|reporter| {
-            for (step, running) in (0..).zip([(Version(0), dense), (Version(0), dense), (Version(1), sparse)]) {
+            let ran = [(Version(0), dense.clone()), (Version(0), dense.clone()), (Version(1), sparse.clone())];
+            for (step, running) in (0..).zip(ran) {
                 reporter.step(running, record(step));
             }
         });
         let [FromTrainer::Steps(first), FromTrainer::Steps(second)] = &received[..] else { panic!("{received:?}") };
         assert_eq!((first.version, first.rank, second.version), (0, 2, 1));
-        assert_eq!(second.strategy, sparse.into());
+        assert_eq!(second.strategy, (&sparse).into());
         assert_eq!(
             first.steps.iter().map(|s| (s.step, s.gain)).collect::<Vec<_>>(),
             [(0, LEAST_GAIN), (1, LEAST_GAIN)]

@@ -3,7 +3,7 @@
 
 use crate::agreement::InForce;
 use crate::pace::Pace;
-use flexcomm_domain::{Energy, JobId, Rank, Strategy, Version};
+use flexcomm_domain::{Energy, JobId, Plan, Rank, Strategy, Version};
 use flexcomm_wire::{
     AppliedReport, FromTrainer, MAX_STEPS, MAX_TEXT, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
 };
@@ -18,7 +18,7 @@ pub struct Telemetry {
     job: JobId,
     rank: Rank,
     pending: Vec<StepRecord>,
-    running: Option<(Version, Strategy)>,
+    running: Option<(Version, Plan)>,
     pace: Pace,
     last_flush: Duration,
     /// The newest trial's, which its shadows complete.
@@ -32,8 +32,8 @@ impl Telemetry {
         Self { job, rank, pending, running, pace, last_flush: Duration::ZERO, trial: None }
     }
 
-    /// Takes in a step that ran this strategy under this version; what is to be sent now, at most two messages.
-    pub fn step(&mut self, running: (Version, Strategy), mut record: StepRecord, now: Duration) -> Vec<FromTrainer> {
+    /// Takes in a step that ran this plan under this version; what is to be sent now, at most two messages.
+    pub fn step(&mut self, running: (Version, Plan), mut record: StepRecord, now: Duration) -> Vec<FromTrainer> {
         let running = Some(running);
         let ended = self.running != running || self.pending.len() >= MAX_STEPS;
         let before = if ended { self.flush(now) } else { None };
@@ -53,9 +53,9 @@ impl Telemetry {
     pub fn flush(&mut self, now: Duration) -> Option<FromTrainer> {
         self.last_flush = now;
         let steps = std::mem::take(&mut self.pending);
-        let (version, ran) = self.running.filter(|_| !steps.is_empty())?;
+        let (version, plan) = self.running.as_ref().filter(|_| !steps.is_empty())?;
         self.pace.reported(&steps);
-        let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, ran.into());
+        let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, plan.into());
         Some(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }))
     }
 
@@ -65,7 +65,7 @@ impl Telemetry {
             job: self.job.clone(),
             rank: self.rank.0,
             version: in_force.version.0,
-            digest: in_force.strategy.digest().0,
+            digest: in_force.plan.digest().0,
             step: in_force.since_step,
         });
         self.flush(now).into_iter().chain([applied]).collect()
@@ -131,7 +131,7 @@ mod tests {
         let mut counts = Vec::new();
         for step in 0..10 {
             let now = Duration::from_millis(70 * (step + 1));
-            let messages = telemetry.step((Version(0), Strategy::DENSE_RING), record(step), now);
+            let messages = telemetry.step((Version(0), Plan::DENSE_RING), record(step), now);
             counts.extend(messages.iter().map(|message| match message {
                 FromTrainer::Steps(report) => (step, report.steps.len()),
                 other => panic!("{other:?}"),

@@ -1,7 +1,7 @@
 //! The agreement of ranks that run at any speeds, whatever their agents and scripts say.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use flexcomm_domain::{Rank, Strategy, Version};
+use flexcomm_domain::{Plan, Rank, Strategy, Version};
 use flexcomm_trainer::{Agreement, Answer, Change, Control, Offer, Tick, TrialPlan, Verdict};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use std::collections::VecDeque;
@@ -148,9 +148,9 @@ impl Job {
         if self.nodes.iter().any(|node| node.history != *history) {
             return Err("the ranks are desynchronised".into());
         }
-        let mut last = (Version(0), Strategy::DENSE_RING);
+        let mut last = (Version(0), Plan::DENSE_RING);
         for (tick, _) in history.iter().filter(|(tick, _)| tick.trial.is_none()) {
-            let now = (tick.version, tick.strategy);
+            let now = (tick.version, tick.plan.clone());
             if now.0 < last.0 || now.0 == last.0 && now.1 != last.1 {
                 return Err(format!("{now:?} after {last:?}"));
             }

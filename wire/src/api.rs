@@ -215,7 +215,8 @@ pub struct DecisionView {
     pub version: u64,
     /// The version it replaced.
     pub parent: u64,
-    /// The canonical text of what was decided, as `attach(strategy=...)` and `flexcomm lab worker --strategy` take it.
+    /// The canonical text of what was decided: of one strategy for all buckets, as `attach(strategy=...)` and `flexcomm lab worker
+    /// --strategy` take it; by bucket as `2x none/dense-ring | topk(k=0.01)+ef(vanilla)/allgather`. What follows is of the last bucket.
     #[serde(default)]
     pub strategy: String,
     /// Kept share of values; 1 where none are left out: dense, halves, quantizers, low rank.

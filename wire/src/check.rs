@@ -1,7 +1,7 @@
 //! Which reports can be believed: checked by the agent, which takes them from trainers, and by the controller, which
 //! takes them from agents, before anything is looked up.
 
-use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Invalid, Strategy};
+use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Invalid, Plan, Strategy};
 use std::ops::RangeInclusive;
 
 use crate::{
@@ -81,6 +81,11 @@ fn strategy(wire: &StrategyWire) -> Checked {
     Ok(())
 }
 
+fn plan(wire: &StrategyWire) -> Checked {
+    Plan::try_from(wire)?;
+    Ok(())
+}
+
 fn gain(value: f64) -> Checked {
     if value > 0.0 && value <= 1.0 + GAIN_SLACK {
         return Ok(());
@@ -154,7 +159,8 @@ impl JobSeen {
     }
 }
 
-fn check_buckets(buckets: &[u64], gradient_values: u64) -> Checked {
+/// Checks the values of the buckets in which a gradient of so many values is sent; none: it is fused.
+pub fn check_buckets(buckets: &[u64], gradient_values: u64) -> Result<(), BadValue> {
     if buckets.len() > MAX_BUCKETS {
         return bad(format!("{} buckets, at most {MAX_BUCKETS}", buckets.len()));
     }
@@ -201,7 +207,7 @@ fn path(r: &PathReport) -> Checked {
 }
 
 fn steps(r: &StepsReport) -> Checked {
-    strategy(&r.strategy)?;
+    plan(&r.strategy)?;
     integer("version", r.version)?;
     if r.steps.is_empty() || r.steps.len() > MAX_STEPS {
         return bad(format!("{} steps in one report, allowed are 1 to {MAX_STEPS}", r.steps.len()));

@@ -1,6 +1,6 @@
 //! Controller to agent: everything the agent should know now, whole, so that a lost message costs nothing.
 
-use flexcomm_domain::{Decision, Digest, Invalid, JobId, NodeName, RunId, Seconds, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, Digest, Invalid, JobId, NodeName, Plan, RunId, Seconds, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::StrategyWire;
@@ -83,9 +83,9 @@ pub struct DecisionOrder {
     pub version: u64,
     /// The version it replaced.
     pub parent: u64,
-    /// What to do.
+    /// What to do: a plan's text.
     pub strategy: StrategyWire,
-    /// Digest of the strategy's canonical text; checked on arrival.
+    /// Digest of the plan's canonical text; checked on arrival.
     pub digest: u64,
     /// When it was made.
     pub decided_at_us: u64,
@@ -99,7 +99,7 @@ impl From<&Decision> for DecisionOrder {
             run: None,
             version: d.version.0,
             parent: d.parent.0,
-            strategy: d.strategy.into(),
+            strategy: (&d.plan).into(),
             digest: d.digest().0,
             decided_at_us: d.decided_at.0,
             reason: d.reason.clone(),
@@ -108,12 +108,12 @@ impl From<&Decision> for DecisionOrder {
 }
 
 impl DecisionOrder {
-    /// Checks strategy and digest and names the job it is for.
+    /// Checks plan and digest and names the job it is for.
     pub fn to_decision(&self, job: &JobId) -> Result<Decision, Invalid> {
-        let strategy = Strategy::try_from(&self.strategy)?;
-        if strategy.digest() != Digest(self.digest) {
+        let plan = Plan::try_from(&self.strategy)?;
+        if plan.digest() != Digest(self.digest) {
             return Err(Invalid::Combination(format!(
-                "decision {} of job {job}: digest {:014x} does not belong to {strategy}",
+                "decision {} of job {job}: digest {:014x} does not belong to {plan}",
                 self.version, self.digest
             )));
         }
@@ -121,7 +121,7 @@ impl DecisionOrder {
             job: job.clone(),
             version: Version(self.version),
             parent: Version(self.parent),
-            strategy,
+            plan,
             decided_at: Timestamp(self.decided_at_us),
             reason: self.reason.clone(),
         })
@@ -185,7 +185,7 @@ mod tests {
             job: job.clone(),
             version: Version(7),
             parent: Version(6),
-            strategy: "topk@0.0123456789/art-tree:var".parse().unwrap(),
+            plan: "none/dense-ring | topk@0.0123456789/art-tree:var".parse().unwrap(),
             decided_at: Timestamp(9),
             reason: "because".into(),
         };

@@ -1,9 +1,9 @@
 //! A strategy on its way.
 
-use flexcomm_domain::{Invalid, Strategy, strategy_text};
+use flexcomm_domain::{Invalid, Plan, Strategy, strategy_text};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A strategy's text as a peer wrote it; checked by `TryFrom` into [`Strategy`]. In JSON it is a string. The object of
+/// A strategy's or a plan's text as a peer wrote it; checked by `TryFrom` into [`Strategy`] or [`Plan`]. In JSON it is a string. The object of
 /// protocol 1 (`compressor`, `cr`, `collective`, `selection`) is read, too: agents keep reports across updates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -21,6 +21,20 @@ impl<'de> Deserialize<'de> for StrategyWire {
 impl From<Strategy> for StrategyWire {
     fn from(strategy: Strategy) -> Self {
         Self(strategy.to_string())
+    }
+}
+
+impl From<&Plan> for StrategyWire {
+    fn from(plan: &Plan) -> Self {
+        Self(plan.to_string())
+    }
+}
+
+impl TryFrom<&StrategyWire> for Plan {
+    type Error = Invalid;
+
+    fn try_from(wire: &StrategyWire) -> Result<Self, Invalid> {
+        wire.0.parse()
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Hello {
     /// Values in the fused gradient.
     pub gradient_values: u64,
     /// Values in each of the buckets that the gradient is sent in, in the order in which backward has them ready; empty where the trainer
-    /// does not tell: the gradient is fused.
+    /// does not tell, or not yet: [`FromTrainer::Buckets`]. Then the gradient counts as fused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
     /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
@@ -150,6 +150,16 @@ impl TryFrom<&CodecInfo> for CodecBytes {
 pub enum FromTrainer {
     /// First line.
     Hello(Hello),
+    /// The buckets of a rank that did not know them at its hello, or has others by now. Only to an agent that
+    /// [takes it](ToTrainer::Welcome::takes_buckets).
+    Buckets {
+        /// Which job.
+        job: JobId,
+        /// This trainer's rank.
+        rank: u32,
+        /// As [`Hello::buckets`].
+        values: Vec<u64>,
+    },
     /// Step telemetry.
     Steps(StepsReport),
     /// A decision is in force.
@@ -178,6 +188,9 @@ pub enum ToTrainer {
         protocol: u32,
         /// The node's name.
         node: NodeName,
+        /// Whether the agent takes [`FromTrainer::Buckets`]: older ones close the connection on a message that they do not know.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        takes_buckets: bool,
     },
     /// What the job should do now, whole: behind the welcome, and whenever it changes.
     Orders(JobOrders),
@@ -203,6 +216,24 @@ mod tests {
             (serde_json::to_string(&orders).unwrap().as_str(), serde_json::from_str(text).unwrap()),
             (text, orders)
         );
+    }
+
+    /// Buckets go only to agents that say in their welcome that they take them.
+    #[test]
+    fn buckets_come_back_and_older_agents_do_not_take_them() {
+        let buckets = FromTrainer::Buckets { job: JobId::new("j").unwrap(), rank: 1, values: vec![3, 5] };
+        let text = r#"{"kind":"buckets","job":"j","rank":1,"values":[3,5]}"#;
+        assert_eq!(serde_json::to_string(&buckets).unwrap(), text);
+        assert_eq!(serde_json::from_str::<FromTrainer>(text).unwrap(), buckets);
+        let welcome =
+            |takes_buckets| ToTrainer::Welcome { protocol: 3, node: NodeName::new("n").unwrap(), takes_buckets };
+        let older = r#"{"kind":"welcome","protocol":3,"node":"n"}"#;
+        assert_eq!(serde_json::to_string(&welcome(false)).unwrap(), older);
+        for (text, welcome) in
+            [(older, welcome(false)), (&older.replace('}', r#","takes_buckets":true}"#), welcome(true))]
+        {
+            assert_eq!(serde_json::from_str::<ToTrainer>(text).unwrap(), welcome);
+        }
     }
 
     /// What trainers of earlier releases say means what it meant.

@@ -4,7 +4,7 @@ use super::merge::{Rejected, merge};
 use crate::files;
 use crate::metrics::Metrics;
 use crate::orders::MAX_JOBS;
-use flexcomm_domain::{Digest, JobId, Strategy, strategy_text};
+use flexcomm_domain::{Digest, JobId, Plan, strategy_text};
 use flexcomm_wire::{DecisionOrder, JobOrders, MAX_LINE, ToTrainer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -238,7 +238,7 @@ fn read_decision(path: &Path, job: &JobId) -> Result<DecisionOrder, String> {
     let SavedStrategy { strategy } = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
     if Digest::of(&strategy) == Digest(decision.digest) {
         // Protocol 1 had another text of the same strategy, and its digest.
-        decision.digest = Strategy::try_from(&decision.strategy).map_err(|e| e.to_string())?.digest().0;
+        decision.digest = Plan::try_from(&decision.strategy).map_err(|e| e.to_string())?.digest().0;
     }
     decision.to_decision(job).map_err(|e| e.to_string())?;
     Ok(decision)
@@ -290,6 +290,17 @@ mod tests {
         jobs.update(&orders(2)).unwrap();
         assert_eq!(sent(&mut jobs), orders(3));
         assert_eq!(jobs.metrics.decisions_stale_total.get(), 1);
+    }
+
+    #[test]
+    fn a_decision_by_bucket_survives_a_restart_of_the_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let by_bucket = JobOrders {
+            decision: Some(decision(3, "2x none/dense-ring | topk(k=0.01)+ef(vanilla)/allgather")),
+            ..orders(3)
+        };
+        open(&dir).update(&by_bucket).unwrap();
+        assert_eq!(sent(&mut open(&dir)), by_bucket);
     }
 
     #[test]

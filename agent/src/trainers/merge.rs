@@ -97,7 +97,7 @@ pub(crate) mod tests {
             job: "j".parse().unwrap(),
             version: Version(version),
             parent: Version(version.saturating_sub(1)),
-            strategy: strategy.parse().unwrap(),
+            plan: strategy.parse().unwrap(),
             decided_at: Timestamp(1),
             reason: "because".into(),
         })

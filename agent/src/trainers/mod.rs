@@ -226,8 +226,15 @@ impl Trainers {
         let _ = self.refusals.send(run);
     }
 
-    async fn handle(&self, event: Event, from: Option<&JobSeen>, is_last: impl Fn() -> bool) {
+    /// What a line of the connection `id` asks, after its hello.
+    async fn handle(&self, event: Event, from: Option<&JobSeen>, id: u64, is_last: impl Fn() -> bool) {
         match event {
+            Event::Joined(seen) => {
+                let is_news = lock(&self.registry).update(&seen, id);
+                if is_news {
+                    self.reports.keep(ReportBody::JobSeen(seen), is_last).await;
+                }
+            }
             Event::Report(body) => self.reports.keep(body, is_last).await,
             Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
             Event::Rejected(why) => {
@@ -235,7 +242,7 @@ impl Trainers {
                 let (job, rank) = named(from);
                 tracing::warn!(job, rank, why, "a trainer's report was rejected");
             }
-            Event::Joined(_) | Event::Left => {}
+            Event::Left => {}
         }
     }
 }
@@ -349,14 +356,14 @@ async fn session(stream: UnixStream, peer: Peer, trainers: &Trainers, mut stop: 
     };
     trainers.metrics.trainers.inc();
     tracing::info!(job = %seen.job, rank = seen.rank, world = seen.world, trainer = %peer, "trainer joined");
-    let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node: trainers.node.clone() };
+    let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node: trainers.node.clone(), takes_buckets: true };
     let followed = async {
         if !announced {
             // Before all else of this rank: the controller rejects what comes from one it does not know.
             let is_last = || *stop.borrow() || has_ended(socket(&lines).as_fd());
             trainers.reports.keep(ReportBody::JobSeen(seen.clone()), is_last).await;
         }
-        follow(&mut lines, &mut session, trainers, stop).await.unwrap_or_else(End::Refused)
+        follow(&mut lines, &mut session, (trainers, id), stop).await.unwrap_or_else(End::Refused)
     };
     let end = match answer(&mut answers, &welcome).await {
         Err(error) => End::Refused(format!("the welcome could not be sent: {error}")),
@@ -439,7 +446,7 @@ async fn hello(stream: &mut BufReader<OwnedReadHalf>, session: &mut Session) -> 
 async fn follow(
     stream: &mut BufReader<OwnedReadHalf>,
     session: &mut Session,
-    trainers: &Trainers,
+    (trainers, id): (&Trainers, u64),
     mut stop: watch::Receiver<bool>,
 ) -> Result<End, String> {
     let mut line = Vec::new();
@@ -462,7 +469,8 @@ async fn follow(
         if event == Event::Left {
             return Ok(End::Goodbye);
         }
-        trainers.handle(event, session.seen(), || *stop.borrow() || has_ended(socket(stream).as_fd())).await;
+        let is_last = || *stop.borrow() || has_ended(socket(stream).as_fd());
+        trainers.handle(event, session.seen(), id, is_last).await;
     }
 }
 
@@ -641,6 +649,36 @@ pub(super) mod tests {
     fn applied(step: u64) -> FromTrainer {
         let job = "j".parse().unwrap();
         FromTrainer::Applied(flexcomm_wire::AppliedReport { job, rank: 0, version: 1, digest: 1, step })
+    }
+
+    #[tokio::test]
+    async fn buckets_said_after_the_hello_are_reported_once_and_announced() {
+        let dir = tempfile::tempdir().unwrap();
+        let trainers = start(dir.path());
+        let stop = watch::Sender::new(false);
+        let (mut theirs, serving) = connect(&trainers, &seen(0, 4), &stop).await;
+        let takes = answered(&mut theirs).await;
+        assert!(matches!(takes, ToTrainer::Welcome { takes_buckets: true, .. }), "{takes:?}");
+        for values in [vec![400, 600], vec![400, 600], vec![1], vec![600, 400]] {
+            say(theirs.get_mut(), &FromTrainer::Buckets { job: "j".parse().unwrap(), rank: 0, values }).await;
+        }
+        say(theirs.get_mut(), &applied(1)).await;
+        drop(theirs.get_mut().shutdown().await);
+        let began = Instant::now();
+        let reported = loop {
+            let reported = bodies(&trainers);
+            if reported.iter().any(|body| matches!(body, ReportBody::Applied(_))) {
+                break reported;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{reported:?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        let buckets =
+            |body: &ReportBody| if let ReportBody::JobSeen(seen) = body { Some(seen.buckets.clone()) } else { None };
+        let of = |bodies: &[ReportBody]| bodies.iter().filter_map(buckets).collect::<Vec<_>>();
+        assert_eq!(of(&reported), [vec![], vec![400, 600], vec![600, 400]]);
+        assert_eq!(trainers.metrics.trainer_reports_rejected_total.get(), 1);
+        serving.await.unwrap();
     }
 
     /// What the controller answers reaches the connections of that run, and no other.

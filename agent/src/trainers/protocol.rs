@@ -9,7 +9,7 @@ const MAX_SAMPLES: usize = 4096;
 /// What a line asks of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A valid hello.
+    /// A valid hello, or what its rank says of itself later.
     Joined(JobSeen),
     /// Something for the controller.
     Report(ReportBody),
@@ -65,6 +65,14 @@ impl Session {
         };
         let body = match message {
             FromTrainer::Hello(_) => return Err("a second hello on one connection".to_owned()),
+            FromTrainer::Buckets { job, rank, values } => {
+                same(&job, rank)?;
+                let seen = JobSeen { buckets: values, ..seen.clone() };
+                return Ok(match seen.check() {
+                    Ok(()) => Event::Joined(self.seen.insert(seen).clone()),
+                    Err(bad) => Event::Rejected(bad.to_string()),
+                });
+            }
             FromTrainer::Steps(steps) => {
                 same(&steps.job, steps.rank)?;
                 ReportBody::Steps(steps)
@@ -173,6 +181,27 @@ pub(crate) mod tests {
         assert_eq!(session.seen().unwrap().rank, 1);
         assert!(session.line(&line(&FromTrainer::Hello(hello("j", 1)))).unwrap_err().contains("second"));
         assert_eq!(session.line(&line(&FromTrainer::Bye)), Ok(Event::Left));
+    }
+
+    #[test]
+    fn buckets_may_come_after_the_hello() {
+        let buckets = |rank, values: &[u64]| {
+            line(&FromTrainer::Buckets { job: "j".parse().unwrap(), rank, values: values.to_vec() })
+        };
+        assert!(Session::default().line(&buckets(1, &[1000])).unwrap_err().contains("hello"));
+        let mut session = joined();
+        assert!(session.line(&buckets(2, &[1000])).unwrap_err().contains("rank 2 of job j"));
+        let expected = JobSeen { buckets: vec![400, 600], ..session.seen().unwrap().clone() };
+        assert_eq!(session.line(&buckets(1, &[400, 600])), Ok(Event::Joined(expected.clone())));
+        for (values, words) in [
+            (vec![400, 601], "the buckets have 1001 values, and gradient_values is 1000"),
+            (vec![1000, 0], "bucket 1 has 0 values"),
+            (vec![1; 4097], "4097 buckets, at most 4096"),
+        ] {
+            let Ok(Event::Rejected(why)) = session.line(&buckets(1, &values)) else { panic!("{words}") };
+            assert!(why.contains(words), "{why}");
+        }
+        assert_eq!(session.seen(), Some(&expected));
     }
 
     #[test]

@@ -109,6 +109,13 @@ impl Registry {
         self.next
     }
 
+    /// What a rank says of itself after its hello, by the connection of this number; whether it is news.
+    pub(super) fn update(&mut self, seen: &JobSeen, id: u64) -> bool {
+        let mut known = self.live.get_mut(&(seen.job.clone(), seen.rank)).into_iter().flatten();
+        let own = known.find(|own| own.id == id && own.seen != *seen);
+        own.map(|own| own.seen.clone_from(seen)).is_some()
+    }
+
     /// Jobs with a connection.
     pub(super) fn jobs(&self) -> BTreeSet<JobId> {
         self.live.keys().map(|(job, _)| job.clone()).collect()

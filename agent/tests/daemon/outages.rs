@@ -15,7 +15,7 @@ fn decision(version: u64, strategy: &str) -> DecisionOrder {
         job: "j".parse().unwrap(),
         version: Version(version),
         parent: Version(version - 1),
-        strategy: strategy.parse().unwrap(),
+        plan: strategy.parse().unwrap(),
         decided_at: Timestamp(1),
         reason: "a test".into(),
     })

@@ -298,6 +298,6 @@ async fn default_candidates(app: &App, job: &JobRow) -> Result<Vec<Strategy>, Ap
     let space = snapshot(app, job).await?.space();
     let report = app.statuses.lock().get(&job.job).and_then(|status| status.report.clone());
     let times = report.as_ref().map_or(&[][..], |report| &report.alternatives);
-    let time = |s: &Strategy| times.iter().find(|a| a.strategy == *s).map_or(f64::MAX, |a| a.t_sync_s);
+    let time = |s: &Strategy| times.iter().find(|a| a.plan == *s).map_or(f64::MAX, |a| a.t_sync_s);
     Ok(thinned(one_of_each(&space, time)))
 }

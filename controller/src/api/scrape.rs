@@ -110,7 +110,7 @@ fn missing(view: &JobView, now: Timestamp, s: &mut Scrape) -> Result<(), ApiErro
 async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiError> {
     let job = view.job.as_str();
     if let Some(row) = app.store.decision(&view.job).await? {
-        let strategy = row.decision.strategy;
+        let strategy = row.decision.plan.last();
         s.set(m::JOB_CR, &[job], strategy.cr().get())?;
         s.set(m::JOB_VERSION, &[job], row.decision.version.0 as f64)?;
         let selection = strategy.selection().map_or("", |x| x.as_str());

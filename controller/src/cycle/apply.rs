@@ -34,8 +34,8 @@ async fn put(
     let snapshot = json(&decision.job, &*gathered.snapshot)?;
     let new = NewDecision { decision, seed, report: &report, memory: &memory, snapshot: &snapshot };
     app.store.put_decision(&gathered.job, &new).await?;
-    let (job, version, strategy) = (&decision.job, decision.version, decision.strategy);
-    tracing::info!(%job, %version, %strategy, reason = decision.reason, "decided");
+    let (job, version, plan) = (&decision.job, decision.version, &decision.plan);
+    tracing::info!(%job, %version, strategy = %plan, reason = decision.reason, "decided");
     Ok(())
 }
 

@@ -72,11 +72,12 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
     let memory = app.store.planner_memory(&job.job).await?;
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    let now_decided = in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
+    let now_decided = in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
     let measured = measure::measured(&decided, version, now);
-    let strategy = in_force.as_ref().map_or(Strategy::DENSE_RING, |f| f.decision.strategy);
-    let steps_now = measured.as_ref().map(|m| (strategy, m.t_comp.get()));
+    // Of a plan by bucket it is not known which strategy takes which part.
+    let alike = in_force.as_ref().map_or(Some(Strategy::DENSE_RING), |f| f.decision.plan.alike().copied());
+    let steps_now = alike.zip(measured.as_ref().map(|m| m.t_comp.get()));
     let size = (job.gradient_values, job.world as usize);
     let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));

@@ -315,7 +315,7 @@ mod tests {
             job: job(),
             version: Version(before + 1),
             parent: Version(before),
-            strategy: Strategy::DENSE_RING,
+            plan: flexcomm_domain::Plan::DENSE_RING,
             decided_at: ahead.clock.now(),
             reason: "because".into(),
         };

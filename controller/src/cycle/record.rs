@@ -1,6 +1,6 @@
 //! Phase 5: predicted against measured time, coefficients fitted to it, and the status for whoever looks.
 
-use flexcomm_domain::Timestamp;
+use flexcomm_domain::{Plan, Strategy, Timestamp};
 use flexcomm_optimizer::{Evaluator, Problem, Sample};
 use flexcomm_planner::{Outcome, Report, Snapshot};
 use std::collections::BTreeMap;
@@ -51,12 +51,14 @@ pub async fn record(
 /// that the steps contradict: an interval that begins then is never fitted to.
 fn prediction(gathered: &Gathered, report: &Report) -> Option<Prediction> {
     let now = report.in_force.as_ref().filter(|_| report.contradicted_s.is_none())?;
-    let model = Evaluator::new(&measured_problem(&gathered.snapshot)?).evaluate(&now.strategy).ok()?;
+    // Of a plan by bucket the terms are those of the last bucket's strategy: they tell when links move.
+    let model = Evaluator::new(&measured_problem(&gathered.snapshot)?).evaluate(now.plan.last()).ok()?;
+    let model_sync_s = if now.plan.alike().is_some() { model.t_sync.get() } else { now.model_sync_s };
     Some(Prediction {
         version: gathered.snapshot.version(),
         sync_us: now.t_sync_s * 1e6,
         step_us: now.t_step_s * 1e6,
-        model_sync_us: model.t_sync.get() * 1e6,
+        model_sync_us: model_sync_s * 1e6,
         terms: model.terms,
     })
 }
@@ -77,7 +79,7 @@ async fn measure(
     if gathered.recent.whole.is_empty() {
         return Ok(None);
     }
-    let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, f.decision.strategy));
+    let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let around = Surroundings { prediction, in_force, now: gathered.now };
     let open = app.store.open_interval(job).await?;
     let cut = intervals::cut(open.clone(), &gathered.recent.whole, &around);
@@ -106,8 +108,11 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     let oldest = gathered.snapshot.links.as_ref().map_or(f64::INFINITY, |links| links.oldest.get());
     let links_since = Timestamp(gathered.now.0.saturating_sub((oldest * 1e6) as u64));
     let mut new = app.store.unfitted(job, before).await?;
+    // Of a plan by bucket it is not known what of a step's wait is which collective's.
+    let collective = |plan: &Plan| plan.alike().map(Strategy::collective);
     new.retain(|row| {
-        let fitted = known.get(row.strategy.collective(), &gathered.job.backend);
+        let Some(collective) = collective(&row.strategy) else { return false };
+        let fitted = known.get(collective, &gathered.job.backend);
         intervals::ripe(&fitted, (row.at, &row.sample), links_since, gathered.now)
     });
     if new.is_empty() {
@@ -116,7 +121,9 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
     let mut book = (*known).clone();
     app.counters.fitted.inc_by(new.len() as u64);
     for row in &new {
-        if !book.observe(row.strategy.collective(), &gathered.job.backend, row.sample) {
+        let fitted = collective(&row.strategy)
+            .is_some_and(|collective| book.observe(collective, &gathered.job.backend, row.sample));
+        if !fitted {
             tracing::debug!(%job, ?row, "not fitted");
         }
     }

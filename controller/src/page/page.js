@@ -60,12 +60,17 @@ function count(v) {
 const share = (v) => (v === null || v === undefined ? "–" : digits(v));
 const percent = (v) => (v === null || v === undefined ? "–" : `${digits(v * 100)} %`);
 const clock = (us) => new Date(us / 1000).toLocaleTimeString([], { hour12: false });
-/** The parts of a strategy's text, `COMPRESSOR/COLLECTIVE[:SELECTION]`; `family` is the compressor without its ratio, `cr` null
-    where it keeps no share of the values. */
+/** The strategies of a plan's text, each for some buckets in turn, as `2x none/dense-ring | fp16/dense-ring`. */
+const runsOf = (plan) => plan.split(" | ").map((run) => {
+  const counted = /^(\d+)x (.*)$/.exec(run);
+  return { buckets: counted ? Number(counted[1]) : 1, strategy: counted ? counted[2] : run };
+});
+/** The parts of a strategy's text, `COMPRESSOR/COLLECTIVE[:SELECTION]`, of a plan those of its last bucket; `family` is the compressor
+    without its ratio, `cr` null where it keeps no share of the values. */
 const partsOf = (strategy) => {
   // Reports that earlier builds stored hold objects, whose compressors had error feedback.
   const old = typeof strategy === "object" && strategy.compressor !== "none" ? `${strategy.compressor}(k=${strategy.cr})+ef(vanilla)` : "none";
-  const text = typeof strategy === "object" ? `${old}/${strategy.collective}${strategy.selection ? `:${strategy.selection}` : ""}` : strategy;
+  const text = typeof strategy === "object" ? `${old}/${strategy.collective}${strategy.selection ? `:${strategy.selection}` : ""}` : runsOf(strategy).at(-1).strategy;
   const [spec, how] = text.split(/\/(?=[^/]*$)/);
   const [collective, selection] = how.split(":");
   const kept = /\bk=(0\.\d+|\d(?:\.\d+)?e-\d+)/.exec(spec);
@@ -75,6 +80,14 @@ const partsOf = (strategy) => {
 /** Without what most have: the ratio has a column of its own, and error feedback is ef(vanilla) if nothing else is said. */
 const compressorWords = (parts) => parts.family.replace("(k=*)", "").replace("+ef(vanilla)", "");
 const strategyWords = (text) => {
+  const runs = typeof text === "string" ? runsOf(text) : [];
+  if (runs.length > 1) {
+    return runs.map((run, at) => {
+      const { cr, dense } = partsOf(run.strategy);
+      const what = `${dense ? "dense over " : cr === null ? "" : `${share(cr)} `}${strategyWords(run.strategy)}`;
+      return at + 1 === runs.length ? `then ${what}` : `${run.buckets} ${run.buckets === 1 ? "bucket" : "buckets"} ${what}`;
+    }).join(", ");
+  }
   const parts = partsOf(text);
   return parts.dense ? parts.collective : `${compressorWords(parts)} over ${parts.collective}${parts.selection ? ` (${parts.selection})` : ""}`;
 };
@@ -221,7 +234,8 @@ async function showJob(job) {
 
 function showNow(decision, report, newest, { missing }) {
   const dense = !decision || partsOf(decision.strategy).dense;
-  $("now-cr").textContent = decision ? (dense ? "Dense" : decision.cr === 1 ? decision.compressor : `CR ${share(decision.cr)}`) : "Not decided yet";
+  const byBucket = decision && runsOf(decision.strategy).length > 1;
+  $("now-cr").textContent = decision ? (byBucket ? "By bucket" : dense ? "Dense" : decision.cr === 1 ? decision.compressor : `CR ${share(decision.cr)}`) : "Not decided yet";
   $("now-how").textContent = decision ? strategyWords(decision.strategy) : newest ? `${strategyWords(newest.strategy)} until then` : "dense-ring until then";
   const where = decision && decision.applied_at_step !== null ? `from step ${decision.applied_at_step}` : missing.some((m) => m.ranks.includes(0) && m.node) ? "cannot reach the job: rank 0's node is missing" : "on its way to the ranks";
   $("now-since").textContent = decision ? `since ${clock(decision.since_us)}, decision ${decision.version}, ${where}` : "";
@@ -369,7 +383,7 @@ function detail(entry) {
 function showHistory(entries) {
   const item = (entry, index) => {
     const { dense, cr } = partsOf(entry.strategy);
-    const what = el("span", { class: "what" }, el("em", {}, `v${entry.version}`), dense ? entry.collective : `${cr === null ? entry.compressor : share(cr)} ${entry.collective}`);
+    const what = el("span", { class: "what" }, el("em", {}, `v${entry.version}`), runsOf(entry.strategy).length > 1 ? "by bucket" : dense ? entry.collective : `${cr === null ? entry.compressor : share(cr)} ${entry.collective}`);
     const step = entry.applied_at_step === null ? "not in force on every rank" : `from step ${entry.applied_at_step}`;
     const summary = el("summary", {}, what, el("span", { class: "reason" }, entry.reason), el("span", { class: "when" }, `${clock(entry.since_us)} · ${step}`));
     const box = el("details", {}, summary);

@@ -207,7 +207,7 @@ pub(super) mod tests {
             job: job(),
             version: Version(1),
             parent: Version(0),
-            strategy: "topk@0.01/art-ring:star".parse().unwrap(),
+            plan: "topk@0.01/art-ring:star".parse().unwrap(),
             decided_at: Timestamp(5),
             reason: "because".into(),
         };
@@ -299,7 +299,7 @@ pub(super) mod tests {
             job: job(),
             version: Version(version),
             parent: Version(version - 1),
-            strategy: Strategy::DENSE_RING,
+            plan: flexcomm_domain::Plan::DENSE_RING,
             decided_at: Timestamp(version),
             reason: "because".into(),
         };

@@ -112,7 +112,7 @@ impl Raw {
             job: d.job.to_string(),
             version: d.version,
             parent: d.parent,
-            strategy: d.strategy.to_string(),
+            strategy: d.plan.to_string(),
             digest: d.digest().0,
             decided_us: d.decided_at,
             reason: d.reason.clone(),
@@ -133,7 +133,7 @@ impl Raw {
                 job: stored(operation, "job id", self.job.parse())?,
                 version: self.version,
                 parent: self.parent,
-                strategy: stored(operation, "strategy", self.strategy.parse())?,
+                plan: stored(operation, "strategy", self.strategy.parse())?,
                 decided_at: self.decided_us,
                 reason: self.reason,
             },
@@ -369,7 +369,7 @@ mod tests {
             job: JobId::new("j").unwrap(),
             version: Version(version),
             parent: Version(parent),
-            strategy: "topk@0.01/art-ring:star".parse().unwrap(),
+            plan: "topk@0.01/art-ring:star".parse().unwrap(),
             decided_at: Timestamp(version),
             reason: "because".into(),
         }
@@ -419,7 +419,7 @@ mod tests {
         let mut db = store.write.connection().await;
         let query = sql!("read", "SELECT strategy, digest FROM decisions ORDER BY version");
         let kept: Vec<(String, u64)> = query.fetch_all(&mut *db).await.unwrap();
-        let now = (decision(3, 2).strategy.to_string(), decision(3, 2).digest().0);
+        let now = (decision(3, 2).plan.to_string(), decision(3, 2).digest().0);
         assert_eq!(kept, [now.clone(), now.clone(), now]);
         drop(db);
         let history = store.history(&JobId::new("j").unwrap(), u64::MAX >> 1, 10).await.unwrap();

@@ -1,6 +1,6 @@
 //! One batch of reports: stored and acknowledged in one transaction, each report once.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Strategy, Timestamp};
+use flexcomm_domain::{JobId, NodeName, Plan, RunId, Timestamp};
 use flexcomm_wire::{
     AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, PathReport, RefusedRun, ReportBody, StepsReport,
     ThroughputReport, TrialReport,
@@ -405,7 +405,7 @@ async fn job_left(db: &mut SqliteConnection, from: &Sender<'_>, left: Left) -> S
 
 async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, now: Timestamp) -> Stored {
     on_its_node(db, node, (&r.job, r.rank)).await?;
-    let ran = Strategy::try_from(&r.strategy).map_err(|error| Rejected::from(BadValue::from(error)))?;
+    let ran = Plan::try_from(&r.strategy).map_err(|error| Rejected::from(BadValue::from(error)))?;
     let newest = decisions::newest_version(db, &r.job).await?.0;
     if r.version > newest {
         let detail = format!("steps of job {} under decision {}, the newest is {newest}", r.job, r.version);
@@ -488,6 +488,38 @@ mod tests {
             Ingest::Done(done) => done,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Also by whoever has read the job before.
+    #[tokio::test]
+    async fn buckets_that_a_rank_says_later_are_the_jobs() {
+        let (store, _dir) = scratch().await;
+        registered(&store, "a").await;
+        let says = |rank, buckets: &[u64]| {
+            let ReportBody::JobSeen(seen) = hello(rank, 2) else { unreachable!() };
+            ReportBody::JobSeen(JobSeen { buckets: buckets.to_vec(), ..seen })
+        };
+        let said: [(u32, &[u64], &[u64]); 6] = [
+            (0, &[], &[]),
+            (1, &[], &[]),
+            (0, &[4, 6], &[4, 6]),
+            (1, &[4, 6], &[4, 6]),
+            (1, &[], &[4, 6]),
+            (0, &[3, 3, 4], &[3, 3, 4]),
+        ];
+        for (seq, (rank, buckets, known)) in (1..).zip(said) {
+            let done = send(&store, ("a", seq), says(rank, buckets), &["a"]).await;
+            assert_eq!((done.rejected, done.news), (0, vec![News::Job]));
+            let jobs = store.running_jobs().await.unwrap();
+            assert_eq!((jobs.len(), &jobs[0].buckets[..], jobs[0].created), (1, known, Timestamp(1)));
+        }
+        // Another run of the name has its own.
+        for (seq, rank) in [(7, 0), (8, 1)] {
+            let left = ReportBody::JobLeft { job: job(), rank, run: None, connection_lost: false };
+            send(&store, ("a", seq), left, &["a"]).await;
+        }
+        send(&store, ("a", 9), says(0, &[]), &["a"]).await;
+        assert!(store.running_jobs().await.unwrap()[0].buckets.is_empty());
     }
 
     #[tokio::test]
@@ -607,7 +639,7 @@ mod tests {
             job: job(),
             version: Version(1),
             parent: Version(0),
-            strategy: Strategy::DENSE_RING,
+            plan: flexcomm_domain::Plan::DENSE_RING,
             decided_at: Timestamp(1),
             reason: "r".into(),
         };
@@ -744,7 +776,7 @@ mod tests {
                 job: job(),
                 version: Version(version),
                 parent: Version(version - 1),
-                strategy: Strategy::DENSE_RING,
+                plan: flexcomm_domain::Plan::DENSE_RING,
                 decided_at: Timestamp(version),
                 reason: "r".into(),
             };

@@ -1,6 +1,6 @@
 //! Predicted and measured time of runs of steps, and the coefficients fitted to them.
 
-use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{JobId, Plan, Timestamp, Version};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::IntervalView;
 use sqlx::SqliteConnection;
@@ -18,6 +18,7 @@ pub(super) const NEWEST: &str = "SELECT * FROM intervals WHERE job = $1 ORDER BY
 pub(super) const UNFITTED: &str =
     "SELECT id, strategy, at_us, measured_sync_us * 1e-6 AS measured_s, alpha_s, beta_s FROM intervals
     WHERE job = $1 AND settled AND NOT fitted AND at_us <= $2 AND alpha_s IS NOT NULL AND beta_s IS NOT NULL
+    AND instr(strategy, ' | ') = 0
     ORDER BY id LIMIT 256";
 
 pub(super) const UNSETTLE: &str =
@@ -29,7 +30,7 @@ pub struct IntervalRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Strategy,
+    pub ran: Plan,
     /// First step.
     pub from_step: u64,
     /// Last step.
@@ -64,7 +65,7 @@ pub struct Unfitted {
     /// Row.
     pub id: i64,
     /// What ran.
-    pub strategy: Strategy,
+    pub strategy: Plan,
     /// When it was closed.
     pub at: Timestamp,
     /// Terms and time.
@@ -261,7 +262,7 @@ mod tests {
         let job = JobId::new("j").unwrap();
         let interval = |at_s: u64| IntervalRow {
             version: flexcomm_domain::Version(1),
-            ran: Strategy::DENSE_RING,
+            ran: Plan::DENSE_RING,
             from_step: at_s,
             to_step: at_s,
             at: Timestamp(at_s * 1_000_000),

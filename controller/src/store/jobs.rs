@@ -331,15 +331,17 @@ pub(super) async fn running(db: &mut SqliteConnection) -> Result<u64> {
     sql!("count the jobs", "SELECT count(*) FROM jobs WHERE ended_us IS NULL").fetch_one(db).await
 }
 
-/// Stores that a rank is there.
+/// Stores that a rank is there. All ranks of a run have the same buckets; one that does not know them yet says none.
 pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobSeen, now: Timestamp) -> Result<()> {
     let operation = "store a rank";
     let text = "INSERT OR REPLACE INTO ranks (job, rank, node, codecs, collectives, seen_us, left_us)
         VALUES ($1, $2, $3, $4, $5, $6, NULL)";
     let (codecs, collectives) = (json(operation, &seen.codecs)?, json(operation, &seen.collectives)?);
     sql!(operation, text, seen.job, seen.rank, node, codecs, collectives, now).execute(&mut *db).await?;
-    let text = "UPDATE jobs SET ended_us = NULL, ended_how = NULL WHERE job = $1";
-    sql!(operation, text, seen.job).execute(db).await
+    let buckets = Some(&seen.buckets).filter(|buckets| !buckets.is_empty());
+    let buckets = buckets.map(|buckets| json(operation, buckets)).transpose()?;
+    let text = "UPDATE jobs SET ended_us = NULL, ended_how = NULL, buckets = coalesce($2, buckets) WHERE job = $1";
+    sql!(operation, text, seen.job, buckets).execute(db).await
 }
 
 /// The ranks that are there and their nodes.
@@ -408,7 +410,7 @@ mod tests {
             job: first.job.clone(),
             version: Version(1),
             parent: Version(0),
-            strategy: Strategy::DENSE_RING,
+            plan: flexcomm_domain::Plan::DENSE_RING,
             decided_at: Timestamp(2),
             reason: "because".into(),
         };

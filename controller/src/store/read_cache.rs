@@ -292,7 +292,7 @@ mod tests {
             job: run.job.clone(),
             version: Version(1),
             parent: Version(0),
-            strategy: Strategy::DENSE_RING,
+            plan: flexcomm_domain::Plan::DENSE_RING,
             decided_at: Timestamp(1),
             reason: "r".into(),
         };

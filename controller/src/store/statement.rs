@@ -1,6 +1,6 @@
 //! Statements with their values and with what they are for, which errors name; rows as what they are.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Strategy, Timestamp, Version};
+use flexcomm_domain::{JobId, NodeName, Plan, RunId, Strategy, Timestamp, Version};
 use flexcomm_wire::StrategyWire;
 use flexcomm_wire::api::{JobPolicy, ScenarioSet};
 use serde::de::DeserializeOwned;
@@ -134,7 +134,7 @@ macro_rules! as_json {
     };
 }
 
-as_text!(JobId, NodeName, RunId, Strategy, std::net::IpAddr);
+as_text!(JobId, NodeName, Plan, RunId, Strategy, std::net::IpAddr);
 as_number! {
     bool: i64::from, |number| Ok(number != 0);
     u16: i64::from, u16::try_from;
@@ -146,7 +146,7 @@ as_number! {
 
 impl FromValue for StrategyWire {
     fn from_value(value: Value) -> Read<Self> {
-        Strategy::from_value(value).map(Self::from)
+        Plan::from_value(value).map(|plan| Self::from(&plan))
     }
 }
 

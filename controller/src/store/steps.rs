@@ -1,6 +1,6 @@
 //! The window of a job's newest steps, and loss and accuracy over all of them.
 
-use flexcomm_domain::{JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{JobId, Plan, Timestamp, Version};
 use flexcomm_wire::{StepRecord, StepsReport};
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
@@ -103,7 +103,7 @@ pub struct StepRow {
     /// The decision in force.
     pub version: Version,
     /// What ran.
-    pub ran: Strategy,
+    pub ran: Plan,
     /// When the report arrived.
     pub received: Timestamp,
     /// Forward and backward.
@@ -216,12 +216,7 @@ impl Store {
 }
 
 /// Stores steps and forgets those that fell out of the window.
-pub(super) async fn put_steps(
-    db: &mut SqliteConnection,
-    r: &StepsReport,
-    ran: &Strategy,
-    now: Timestamp,
-) -> Result<()> {
+pub(super) async fn put_steps(db: &mut SqliteConnection, r: &StepsReport, ran: &Plan, now: Timestamp) -> Result<()> {
     let operation = "store steps";
     // Steps only go forward: what this rank reported beyond them is of an earlier run of the job.
     let first = r.steps.first().map_or(u64::MAX >> 1, |s| s.step);
@@ -276,8 +271,8 @@ mod tests {
                 loss: None,
                 accuracy: None,
             };
-            let (steps, strategy) = ((from..to).map(record).collect(), Strategy::DENSE_RING);
-            let report = StepsReport { job: job.clone(), rank, version: 0, strategy: strategy.into(), steps };
+            let (steps, strategy) = ((from..to).map(record).collect(), Plan::DENSE_RING);
+            let report = StepsReport { job: job.clone(), rank, version: 0, strategy: (&strategy).into(), steps };
             let mut tx = store.write.begin("store steps").await.unwrap();
             let seen = flexcomm_wire::JobSeen { rank, world: 3, ..alone(job.clone()) };
             jobs::join(&mut tx, &"n".parse().unwrap(), &seen, Timestamp(now)).await.unwrap();

@@ -37,7 +37,7 @@ impl Cluster {
     async fn train(&mut self, api: &Api, network: Network) {
         let order = self.agents[0].orders(api).await.jobs.into_iter().find_map(|j| j.decision);
         let now = order.as_ref().map_or((0, Strategy::DENSE_RING), |order| {
-            (order.version, order.to_decision(&crate::common::job()).unwrap().strategy)
+            (order.version, order.to_decision(&crate::common::job()).unwrap().plan.alike().copied().unwrap())
         });
         for (agent, name) in self.agents.iter_mut().zip(NAMES) {
             let orders = agent.orders(api).await;

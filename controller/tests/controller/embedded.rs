@@ -1,7 +1,7 @@
 //! The controller without sockets: as over HTTP, at times that the test sets.
 
 use flexcomm_controller::{Embedded, RawConfig};
-use flexcomm_domain::Strategy;
+use flexcomm_domain::{Plan, Strategy};
 use flexcomm_wire::{Heartbeat, ReportAck, ReportBody};
 use std::time::{Duration, Instant};
 
@@ -152,7 +152,7 @@ fn a_job_is_decided_its_orders_say_so_and_what_was_predicted_is_known() {
     cluster.run(90, fast_then_slow);
     let made = cluster.embedded.decisions(&job()).unwrap();
     let last = made.last().expect("a decision");
-    assert!(!last.strategy.is_dense() && made.len() >= 2, "{made:#?}");
+    assert!(!last.plan.is_dense() && made.len() >= 2, "{made:#?}");
     assert!(last.at > ms(30_000) && last.at < ms(90_000) && last.applied_at_step.is_some(), "{last:#?}");
     assert!(made.is_sorted_by(|a, b| a.version < b.version && a.at < b.at));
     let predicted = last.predicted.expect("it was a candidate");
@@ -162,7 +162,7 @@ fn a_job_is_decided_its_orders_say_so_and_what_was_predicted_is_known() {
         let published = cluster.embedded.orders(&this.agent.name).unwrap();
         let order = published.orders.jobs[0].decision.as_ref().unwrap();
         assert_eq!((order.version, &order.reason), (last.version.0, &last.reason));
-        assert_eq!(this.running, (last.version.0, last.strategy));
+        assert_eq!(this.running, (last.version.0, *last.plan.last()));
     }
     let trials = cluster.embedded.trials(&job()).unwrap();
     assert!(trials[0].ended.is_some_and(|ended| ended > trials[0].at) && trials[0].aborted.is_none(), "{trials:#?}");
@@ -172,10 +172,14 @@ fn a_job_is_decided_its_orders_say_so_and_what_was_predicted_is_known() {
     assert!(!looks[0].waiting.is_empty() && looks.iter().any(|look| look.verdict == "change"));
     assert!(looks.is_sorted_by(|a, b| a.at < b.at));
     assert_eq!(looks[0].in_force, None);
-    let predicted = |strategy| looks.iter().filter_map(|look| look.in_force).filter(move |(of, _)| *of == strategy);
-    assert!(predicted(last.strategy).all(|(_, sync_s)| sync_s > 0.0));
-    let (dense, newest) = (predicted(Strategy::DENSE_RING).count(), looks.iter().rev().find_map(|look| look.in_force));
-    assert!(dense > 0 && newest.is_some_and(|(strategy, _)| strategy == last.strategy), "{looks:#?}");
+    let predicted = |plan: &Plan| {
+        let plan = plan.clone();
+        looks.iter().filter_map(|look| look.in_force.as_ref()).filter(move |(of, _)| *of == plan)
+    };
+    assert!(predicted(&last.plan).all(|(_, sync_s)| *sync_s > 0.0));
+    let newest = looks.iter().rev().find_map(|look| look.in_force.as_ref());
+    let dense = predicted(&Plan::DENSE_RING).count();
+    assert!(dense > 0 && newest.is_some_and(|(plan, _)| *plan == last.plan), "{looks:#?}");
 }
 
 #[test]

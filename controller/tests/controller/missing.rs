@@ -119,7 +119,7 @@ async fn a_job_is_seen_through_the_agents_that_live() {
 
     // From here on rank 1's agent is silent. Rank 0 follows the decision, and rank 1 follows rank 0.
     let order = cluster.agents[0].orders(&api).await.jobs[0].decision.clone().unwrap();
-    let strategy = order.to_decision(&crate::common::job()).unwrap().strategy;
+    let strategy = *order.to_decision(&crate::common::job()).unwrap().plan.alike().unwrap();
     let applied = cluster.agents[0].applied(decision.version, order.digest, last);
     cluster.agents[0].report(&api, vec![applied]).await;
     let seen: Value = api

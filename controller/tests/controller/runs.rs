@@ -52,7 +52,7 @@ async fn train(api: &Api, agents: &mut [Agent; 2]) -> u64 {
         step += 10;
         if let Some(order) = next {
             assert_eq!(order.run, agents[0].run, "a decision names its run");
-            (version, strategy) = (order.version, order.to_decision(&job()).unwrap().strategy);
+            (version, strategy) = (order.version, order.to_decision(&job()).unwrap().plan.alike().copied().unwrap());
         }
         let intervals: Vec<Value> = api.json("/api/v1/jobs/j/intervals").await;
         (version > 0 && intervals.len() > 1).then_some(version)

@@ -84,7 +84,7 @@ impl Cluster {
         if let Some(order) = next {
             let decision = order.to_decision(&crate::common::job()).unwrap();
             assert_eq!(decision.parent, Version(self.version), "a decision was skipped");
-            (self.version, self.strategy) = (order.version, decision.strategy);
+            (self.version, self.strategy) = (order.version, *decision.plan.alike().unwrap());
         }
     }
 
@@ -122,7 +122,10 @@ async fn a_job_is_announced(cluster: &mut Cluster, api: &Api) {
     .await;
 }
 
+/// By the planner, or by the user where the planner knows enough.
 async fn a_trial_is_asked_for(cluster: &mut Cluster, api: &Api) {
+    let asked = api.post("/api/v1/jobs/j/trials", &serde_json::json!({})).await.status();
+    assert!(asked == 202 || asked == 409, "{asked}");
     let trials: Vec<TrialView> = cluster
         .train_until(api, "a trial", async |api| {
             let trials: Vec<TrialView> = api.json("/api/v1/jobs/j/trials").await;
@@ -265,7 +268,6 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     a_job_is_announced(&mut cluster, &api).await;
     let applied = the_first_decision(&mut cluster, &api).await;
     let second = the_network_collapses(&mut cluster, &api, &applied).await;
-    // Where compressing wins, what it keeps is worth measuring.
     a_trial_is_asked_for(&mut cluster, &api).await;
     let decisions = the_history_says_why(&api, &applied, &second).await;
     all_is_decided_again_the_same(&api, decisions).await;

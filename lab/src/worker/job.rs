@@ -126,7 +126,7 @@ impl Job {
             match self.control.finish(began.elapsed(), &answers) {
                 Change::None => {}
                 Change::Switched(in_force) => {
-                    tracing::info!(version = %in_force.version, strategy = %in_force.strategy,
+                    tracing::info!(version = %in_force.version, plan = %in_force.plan,
                         step = in_force.since_step, "in force");
                     self.reporter.applied(&in_force);
                 }
@@ -210,7 +210,7 @@ impl Job {
     fn tick(&mut self, tick: &Tick) -> Result<StepOutcome> {
         let check = self.control.check(0, 0);
         let done = self.training.step(check, tick);
-        done.with_context(|| format!("step {} under version {} ({})", tick.step, tick.version, tick.strategy))
+        done.with_context(|| format!("step {} under version {} ({})", tick.step, tick.version, tick.plan))
     }
 
     /// What arrived from outside since the last tick. Never waits.
@@ -238,7 +238,7 @@ impl Job {
         (ended.steps, ended.loss) = (done, outcome.loss);
         ended.accuracy = accuracy.or(ended.accuracy);
         let record = outcome.costs.record(tick.step, Some(f64::from(outcome.loss)), accuracy);
-        self.reporter.step((tick.version, tick.strategy), record);
+        self.reporter.step((tick.version, tick.plan.clone()), record);
         self.observe_shadows();
         let samples = self.training.sync().exchanger().take_samples();
         self.reporter.transfers(samples);
@@ -290,7 +290,7 @@ impl Job {
             tick.step + 1,
             epoch.loss / steps,
             accuracy * 100.0,
-            tick.strategy,
+            tick.plan,
             tick.version,
             epoch.step_s / steps * 1e3,
             epoch.sync_s / steps * 1e3,

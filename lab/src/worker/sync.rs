@@ -13,6 +13,9 @@ use flexcomm_exchange::{Bucket, Host, How, Leader, Param, Ran, Round, Status, he
 use flexcomm_trainer::{ANSWER_BYTES, Answer, Costs, Tick, Verdict};
 use std::time::Instant;
 
+/// The whole gradient's: a plan's strategies for further buckets are for none.
+pub const BUCKET: usize = 0;
+
 /// Of an exchange that the ranks refuse: of what is not finite nothing is kept.
 const LOST: Energy = Energy { sent: 0.0, compensated: f64::INFINITY };
 
@@ -61,7 +64,7 @@ impl Synchronizer {
         learning_rate: f64,
     ) -> Result<Self, flexcomm_exchange::ExchangeError> {
         let (rank, world) = (exchanger.mesh().rank().0, exchanger.mesh().world() as u32);
-        let bucket = Bucket::new(0, params, Member { rank, world, ..Member::alone(seed) }, None)?;
+        let bucket = Bucket::new(BUCKET as u32, params, Member { rank, world, ..Member::alone(seed) }, None)?;
         Ok(Self { exchanger, bucket, learning_rate, buffer: Vec::new() })
     }
 
@@ -97,8 +100,8 @@ impl Synchronizer {
         let started = Instant::now();
         let bytes = self.exchanger.mesh().bytes_sent();
         self.exchanger.begin_step(check);
-        let ran = prepared.and_then(|()| match tick.strategy.is_dense() && !self.bucket.has_residual() {
-            true => self.dense(&tick.strategy, gradient, mean),
+        let ran = prepared.and_then(|()| match tick.strategy(BUCKET).is_dense() && !self.bucket.has_residual() {
+            true => self.dense(tick.strategy(BUCKET), gradient, mean),
             false => self.compressed(check, tick, gradient, mean),
         });
         let sync = self.exchanger.sync_time();
@@ -115,7 +118,7 @@ impl Synchronizer {
 
     fn prepare(&mut self, tick: &Tick) -> Result<(), SyncError> {
         self.bucket.in_trial(tick.trial.is_some())?;
-        Ok(self.bucket.prepare(tick.strategy.spec(), None)?)
+        Ok(self.bucket.prepare(tick.strategy(BUCKET).spec(), None)?)
     }
 
     /// A value that is not finite says that its rank has no part, and leaves none that is finite in the sum.
@@ -138,9 +141,10 @@ impl Synchronizer {
     fn compressed(&mut self, check: u32, tick: &Tick, gradient: &[f32], mean: &mut [f32]) -> Result<Energy, SyncError> {
         let step = Step { index: tick.index(), learning_rate: self.learning_rate };
         let leader = |selection| Leader::of(selection, tick.index(), self.world() as u32);
-        let Ok(mut round) = self.bucket.begin(&Host, gradient, step, tick.strategy.selection().map(leader));
+        let strategy = tick.strategy(BUCKET);
+        let Ok(mut round) = self.bucket.begin(&Host, gradient, step, strategy.selection().map(leader));
         loop {
-            self.carry(check, &tick.strategy, round)?;
+            self.carry(check, strategy, round)?;
             let split = round.split(check, self.exchanger.mesh().world(), &self.buffer);
             let differs = |rank| MeshError::Desynchronised { peer: Rank(rank as u32) };
             let arrived = split.map_err(|rank| ExchangeError::from(differs(rank)))?;

@@ -283,7 +283,7 @@ fn serve(stream: UnixStream, received: &Mutex<Vec<FromTrainer>>, published: &Mut
         let message: FromTrainer = serde_json::from_str(&line).unwrap();
         if matches!(message, FromTrainer::Hello(_)) {
             let node = NodeName::new("n1").unwrap();
-            let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node };
+            let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: true };
             let mut published = published.lock().unwrap();
             if published.ended {
                 return;
@@ -302,7 +302,7 @@ pub fn orders(version: u64, strategy: &str, trial: Option<TrialOrder>) -> JobOrd
             job: job.clone(),
             version: Version(version),
             parent: Version(0),
-            strategy: strategy.parse().unwrap(),
+            plan: strategy.parse().unwrap(),
             decided_at: Timestamp(0),
             reason: "the test says so".into(),
         })

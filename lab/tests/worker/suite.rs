@@ -1,7 +1,7 @@
 //! The jobs of tests/suite over the lab's TCP. python/tests/test_suite.py runs the same over torch.distributed.
 
 use crate::common::{FakeAgent, Ranks, orders, trial, versions, wait_for};
-use flexcomm_domain::Strategy;
+use flexcomm_domain::Plan;
 use flexcomm_lab::worker::Ended;
 use flexcomm_wire::{JobOrders, TrialOrder};
 use serde::Deserialize;
@@ -171,7 +171,7 @@ impl Suite {
         let decisions: Vec<&DecisionOf> = self.orders.iter().filter_map(|order| order.decision.as_ref()).collect();
         let digest = |version| {
             let first = decisions.iter().find(|d| d.version == version && !d.forged).unwrap();
-            first.strategy.parse::<Strategy>().unwrap().digest().0
+            first.strategy.parse::<Plan>().unwrap().digest().0
         };
         self.versions[1..].iter().map(|version| (*version, digest(*version))).collect()
     }

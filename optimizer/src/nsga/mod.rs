@@ -1,7 +1,6 @@
-//! NSGA-II over bucket plans: the engine is `moors`, with our own operators.
+//! NSGA-II over plans by bucket: the engine is `moors`, with our own operators.
 //!
-//! Genes lie in [0, 1]: one per bucket for its ratio and one for the collective, snapped to the middle of
-//! their cell. Ours are crossover and mutation (bounded SBX and polynomial mutation, without which the search
+//! Genes lie in [0, 1], snapped to the middle of their cell: see [`Search`]. Ours are crossover and mutation (bounded SBX and polynomial mutation, without which the search
 //! falls behind from 30 genes on), the first population (exact solutions of weighted sums, snapped, where the
 //! engine would sample without repairing) and the survival (Deb's rule for constraints, NaN last, copies last:
 //! the engine's own ignores constraints and panics on NaN). The same seed gives the same front, bit by bit.
@@ -75,14 +74,72 @@ pub enum NsgaError {
     Problem(#[from] BucketError),
 }
 
+/// What is searched: a choice of one cell for each gene.
+pub trait Search {
+    /// How many genes.
+    fn genes(&self) -> usize;
+
+    /// From how many cells a gene chooses; neighbours are alike.
+    fn cells(&self) -> usize;
+
+    /// The same for the last gene where its cells are others, in no order.
+    fn unordered_last(&self) -> Option<usize> {
+        None
+    }
+
+    /// (t_comp in s, t_sync in s, 1/gain) of a choice.
+    fn objectives(&self, choice: &[usize]) -> [f64; 3];
+
+    /// What keeps less is not feasible.
+    fn gain_floor(&self) -> f64 {
+        0.0
+    }
+
+    /// At most so many choices for the first population, which is filled up at random.
+    fn start(&self, count: usize) -> Vec<Vec<usize>>;
+}
+
 /// Searches the front of (t_comp, t_sync, 1/gain). Dense plans take part in it. The plans come by rising t_sync.
 pub fn search(problem: &BucketProblem, settings: &Settings, seed: u64) -> Result<Vec<PlanPoint>, NsgaError> {
-    settings.check()?;
     let mut points = problem.dense().to_vec();
     if problem.has_sparse() {
-        points.extend(search_sparse(problem, settings, seed)?);
+        let choices = choices(problem, settings, seed)?;
+        points.extend(
+            choices.iter().filter_map(|choice| choice.split_last()).map(|(c, levels)| problem.point(*c, levels)),
+        );
     }
     Ok(problem.front_of(points))
+}
+
+impl Search for BucketProblem {
+    fn genes(&self) -> usize {
+        self.buckets() + 1
+    }
+
+    fn cells(&self) -> usize {
+        self.levels().len()
+    }
+
+    fn unordered_last(&self) -> Option<usize> {
+        Some(self.collectives().len())
+    }
+
+    fn objectives(&self, choice: &[usize]) -> [f64; 3] {
+        let (levels, collective) = choice.split_at(self.buckets());
+        self.objectives(collective[0], levels.iter().copied())
+    }
+
+    fn gain_floor(&self) -> f64 {
+        self.gain_floor()
+    }
+
+    fn start(&self, count: usize) -> Vec<Vec<usize>> {
+        let of = |(collective, mut levels): (usize, Vec<usize>)| {
+            levels.push(collective);
+            levels
+        };
+        seeds::exact(self, count).into_iter().map(of).collect()
+    }
 }
 
 impl Settings {
@@ -97,33 +154,48 @@ impl Settings {
     }
 }
 
-fn search_sparse(problem: &BucketProblem, settings: &Settings, seed: u64) -> Result<Vec<PlanPoint>, NsgaError> {
-    let code = Code { problem };
-    let exact = match settings.start {
-        Start::Exact => seeds::exact(problem, settings.population),
+/// The choices that a search ends with, its archive's among them: undominated ones and others.
+pub fn choices(problem: &impl Search, settings: &Settings, seed: u64) -> Result<Vec<Vec<usize>>, NsgaError> {
+    settings.check()?;
+    let snap = Snap { cells: problem.cells(), last: problem.unordered_last() };
+    let start = match settings.start {
+        Start::Exact => problem.start(settings.population),
         Start::Random => Vec::new(),
     };
     if settings.generations == 0 {
-        return Ok(exact.iter().map(|(collective, levels)| problem.point(*collective, levels)).collect());
+        return Ok(start);
     }
     let archive = RefCell::new(Archive::new(settings.archive));
-    let fitness = |genes: &Array2<f64>| code.evaluate(genes, &archive);
     let floor = problem.gain_floor();
+    let fitness = |genes: &Array2<f64>| {
+        let mut out = Array2::zeros((genes.nrows(), 3));
+        let mut archive = archive.borrow_mut();
+        for (row, mut fitness) in genes.outer_iter().zip(out.outer_iter_mut()) {
+            let choice = snap.decode(row);
+            let objectives = problem.objectives(&choice);
+            fitness.iter_mut().zip(objectives).for_each(|(f, o)| *f = o);
+            archive.offer(choice, objectives, floor);
+        }
+        out
+    };
     let constraints = |genes: &Array2<f64>| {
-        let violation = |genes: ArrayView1<'_, f64>| floor - 1.0 / code.objectives(genes)[2];
+        let violation = |genes: ArrayView1<'_, f64>| match floor > 0.0 {
+            true => floor - 1.0 / problem.objectives(&snap.decode(genes))[2],
+            false => 0.0,
+        };
         Array2::from_shape_fn((genes.nrows(), 1), |(row, _)| violation(genes.row(row)))
     };
     let mut engine = AlgorithmBuilder::default()
-        .sampler(seeds::Sampler { rows: exact.iter().map(|(c, l)| code.encode(*c, l)).collect(), snap: code.snap() })
+        .sampler(seeds::Sampler { rows: start.iter().map(|choice| snap.encode(choice)).collect(), snap })
         .selector(RankAndScoringSelectionMOO::default())
         .survivor(survival::Survival)
         .crossover(Sbx)
-        .mutation(Polynomial(code.snap()))
-        .repair(code.snap())
+        .mutation(Polynomial(snap))
+        .repair(snap)
         .duplicates_cleaner(NoDuplicatesCleaner)
         .fitness_fn(fitness)
         .constraints_fn(constraints)
-        .num_vars(problem.buckets() + 1)
+        .num_vars(problem.genes())
         .population_size(settings.population)
         .num_offsprings(settings.population)
         .num_iterations(settings.generations)
@@ -137,80 +209,34 @@ fn search_sparse(problem: &BucketProblem, settings: &Settings, seed: u64) -> Res
     engine.run().map_err(|e| NsgaError::Engine(e.to_string()))?;
     let survivors = engine.population.take().ok_or_else(|| NsgaError::Engine("no population is left".into()))?;
     drop(engine);
-    let mut points: Vec<PlanPoint> = survivors.genes.outer_iter().map(|row| code.point(row)).collect();
-    points.extend(archive.into_inner().plans.iter().map(|(genes, _)| code.point(ArrayView1::from(genes))));
-    Ok(points)
+    let mut found: Vec<Vec<usize>> = survivors.genes.outer_iter().map(|row| snap.decode(row)).collect();
+    found.extend(archive.into_inner().choices.into_iter().map(|(choice, _)| choice));
+    Ok(found)
 }
 
-/// Between genes and plans.
-#[derive(Debug, Clone, Copy)]
-struct Code<'a> {
-    problem: &'a BucketProblem,
-}
-
-impl Code<'_> {
-    fn snap(&self) -> Snap {
-        Snap { levels: self.problem.levels().len(), collectives: self.problem.collectives().len() }
-    }
-
-    fn encode(&self, collective: usize, levels: &[usize]) -> Vec<f64> {
-        let snap = self.snap();
-        let genes = levels.iter().map(|&l| operators::middle(l, snap.levels));
-        genes.chain([operators::middle(collective, snap.collectives)]).collect()
-    }
-
-    fn decode(self, genes: ArrayView1<'_, f64>) -> (usize, impl Iterator<Item = usize>) {
-        let snap = self.snap();
-        let collective = operators::cell(genes[genes.len() - 1], snap.collectives);
-        let levels = genes.slice_move(ndarray::s![..self.problem.buckets()]);
-        (collective, levels.into_iter().map(move |g| operators::cell(*g, snap.levels)))
-    }
-
-    fn objectives(&self, genes: ArrayView1<'_, f64>) -> [f64; 3] {
-        let (collective, levels) = self.decode(genes);
-        self.problem.objectives(collective, levels)
-    }
-
-    fn point(&self, genes: ArrayView1<'_, f64>) -> PlanPoint {
-        let (collective, levels) = self.decode(genes);
-        self.problem.point(collective, &levels.collect::<Vec<_>>())
-    }
-
-    fn evaluate(&self, genes: &Array2<f64>, archive: &RefCell<Archive>) -> Array2<f64> {
-        let mut out = Array2::zeros((genes.nrows(), 3));
-        let mut archive = archive.borrow_mut();
-        for (row, mut fitness) in genes.outer_iter().zip(out.outer_iter_mut()) {
-            let objectives = self.objectives(row);
-            fitness.iter_mut().zip(objectives).for_each(|(f, o)| *f = o);
-            archive.offer(row, objectives, self.problem.gain_floor());
-        }
-        out
-    }
-}
-
-/// Undominated plans seen so far, up to a limit.
+/// Undominated choices seen so far, up to a limit.
 struct Archive {
     limit: usize,
-    plans: Vec<(Vec<f64>, [f64; 3])>,
+    choices: Vec<(Vec<usize>, [f64; 3])>,
     seen: HashMap<[u64; 3], ()>,
 }
 
 impl Archive {
     fn new(limit: usize) -> Self {
-        Self { limit, plans: Vec::new(), seen: HashMap::new() }
+        Self { limit, choices: Vec::new(), seen: HashMap::new() }
     }
 
-    fn offer(&mut self, genes: ArrayView1<'_, f64>, o: [f64; 3], gain_floor: f64) {
+    fn offer(&mut self, choice: Vec<usize>, o: [f64; 3], gain_floor: f64) {
         let infeasible = o[2] * gain_floor > 1.0 + 1e-12 || !o.iter().all(|v| v.is_finite());
         if self.limit == 0 || infeasible || self.seen.insert(o.map(f64::to_bits), ()).is_some() {
             return;
         }
-        if self.plans.iter().any(|(_, p)| crate::pareto::dominates(p, &o)) {
+        if self.choices.iter().any(|(_, p)| crate::pareto::dominates(p, &o)) {
             return;
         }
-        self.plans.retain(|(_, p)| !crate::pareto::dominates(&o, p));
-        if self.plans.len() < self.limit {
-            self.plans.push((genes.to_vec(), o));
+        self.choices.retain(|(_, p)| !crate::pareto::dominates(&o, p));
+        if self.choices.len() < self.limit {
+            self.choices.push((choice, o));
         }
     }
 }

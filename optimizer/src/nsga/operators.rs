@@ -2,7 +2,7 @@
 //! genes to cells.
 
 use moors::{CrossoverOperator, MutationOperator, RandomGenerator};
-use ndarray::{Array1, ArrayViewMut1};
+use ndarray::{Array1, ArrayView1, ArrayViewMut1};
 
 /// Distribution indices: children stay near their parents. 15 and 20 are the usual values.
 const ETA_CROSSOVER: f64 = 15.0;
@@ -24,17 +24,31 @@ pub(super) fn middle(cell: usize, cells: usize) -> f64 {
 /// Moves genes to the middle of their cells.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Snap {
-    pub levels: usize,
-    pub collectives: usize,
+    pub cells: usize,
+    /// Of the last gene where its cells are others, in no order.
+    pub last: Option<usize>,
 }
 
 impl Snap {
+    /// Cells of one of `genes` genes.
+    fn of(&self, gene: usize, genes: usize) -> usize {
+        self.last.filter(|_| gene + 1 == genes).unwrap_or(self.cells)
+    }
+
     pub(super) fn genes<'a>(&self, genes: impl ExactSizeIterator<Item = &'a mut f64>) {
-        let last = genes.len().saturating_sub(1);
+        let count = genes.len();
         for (i, gene) in genes.enumerate() {
-            let cells = if i == last { self.collectives } else { self.levels };
+            let cells = self.of(i, count);
             *gene = middle(cell(*gene, cells), cells);
         }
+    }
+
+    pub(super) fn encode(&self, choice: &[usize]) -> Vec<f64> {
+        choice.iter().enumerate().map(|(i, at)| middle(*at, self.of(i, choice.len()))).collect()
+    }
+
+    pub(super) fn decode(&self, genes: ArrayView1<'_, f64>) -> Vec<usize> {
+        genes.iter().enumerate().map(|(i, gene)| cell(*gene, self.of(i, genes.len()))).collect()
     }
 }
 
@@ -91,13 +105,13 @@ pub(super) struct Polynomial(pub Snap);
 
 impl MutationOperator for Polynomial {
     fn mutate<'a>(&self, mut individual: ArrayViewMut1<'a, f64>, rng: &mut impl RandomGenerator) {
-        let last = individual.len().saturating_sub(1);
+        let last = self.0.last.map(|_| individual.len().saturating_sub(1));
         let rate = 1.0 / individual.len().max(1) as f64;
         for (i, gene) in individual.iter_mut().enumerate() {
             if rng.gen_bool(rate) {
                 let u = rng.gen_proability();
-                // Collectives have no order: any is as near as any other.
-                *gene = if i == last { u } else { stepped(*gene, u, self.0.levels) };
+                // Without an order any cell is as near as any other.
+                *gene = if last == Some(i) { u } else { stepped(*gene, u, self.0.cells) };
             }
         }
     }

@@ -10,10 +10,10 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
     for a in all {
         let times = [a.t_comp_s, a.t_sync_s, a.model_sync_s, a.t_step_s, a.gain.get(), a.variance];
         let ok = times.iter().chain(&a.score).all(|v| v.is_finite() && *v >= 0.0);
-        found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.strategy, a.score));
+        found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.plan, a.score));
         let sure = a.saves.is_finite() && (0.0..=1.0).contains(&a.sure);
-        found.expect(sure, "finite", || format!("{}: saves {} with probability {}", a.strategy, a.saves, a.sure));
-        let whole = !a.strategy.is_dense() || a.t_comp_s == 0.0 && a.gain.get() == 1.0;
+        found.expect(sure, "finite", || format!("{}: saves {} with probability {}", a.plan, a.saves, a.sure));
+        let whole = !a.plan.is_dense() || a.t_comp_s == 0.0 && a.gain.get() == 1.0;
         found.expect(whole, "finite", || format!("dense takes {} s and keeps {}", a.t_comp_s, a.gain.get()));
     }
     found.expect(r.horizon_s.is_finite() && r.horizon_s >= 0.0, "finite", || format!("a horizon of {} s", r.horizon_s));
@@ -23,13 +23,13 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
 /// What is chosen is the report's, and its step is the sum of its parts.
 pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut Findings) {
     let r = &outcome.report;
-    found.expect(r.chosen == d.strategy, "report", || format!("reports {} but decides {}", r.chosen, d.strategy));
-    let Some(a) = r.alternatives.iter().find(|a| a.strategy == d.strategy) else {
-        return found.expect(false, "report", || format!("no predicted times for {}", d.strategy));
+    found.expect(r.chosen == d.plan, "report", || format!("reports {} but decides {}", r.chosen, d.plan));
+    let Some(a) = r.alternatives.iter().find(|a| a.plan == d.plan) else {
+        return found.expect(false, "report", || format!("no predicted times for {}", d.plan));
     };
     let compute_s = s.compute.map_or(0.0, |c| c.get());
     let step_s = compute_s + a.t_comp_s + a.t_sync_s;
     found.expect((a.t_step_s - step_s).abs() <= 1e-6 * step_s, "report", || {
-        format!("{}: t_step {} s, its parts are {step_s} s", a.strategy, a.t_step_s)
+        format!("{}: t_step {} s, its parts are {step_s} s", a.plan, a.t_step_s)
     });
 }

@@ -2,7 +2,8 @@
 
 use super::Findings;
 use crate::{MAX_TRIAL_CANDIDATES, Outcome, Snapshot};
-use flexcomm_domain::{Decision, Digest, Selection, Strategy, Timestamp};
+use flexcomm_domain::spec::MemoryKind;
+use flexcomm_domain::{Decision, Digest, Plan, Selection, Strategy, Timestamp};
 
 /// Longest reason: it is a sentence.
 const MAX_REASON: usize = 2000;
@@ -14,38 +15,58 @@ pub(super) fn identity(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut F
     found.expect(d.version.0 == d.parent.0.saturating_add(1) && d.version.0 > current, "version", || {
         format!("version {} after parent {} and current {current}", d.version, d.parent)
     });
-    let digest = Digest::of(&canonical(&d.strategy));
-    found.expect(d.digest() == digest, "digest", || format!("{} is not the digest of {}", d.digest(), d.strategy));
+    let digest = Digest::of(&canonical(&d.plan));
+    found.expect(d.digest() == digest, "digest", || format!("{} is not the digest of {}", d.digest(), d.plan));
     found.expect(d.decided_at == now, "report", || format!("decided at {} but now is {}", d.decided_at.0, now.0));
     let sentence = (1..=MAX_REASON).contains(&d.reason.len());
     found.expect(sentence, "report", || format!("a reason of {} characters", d.reason.len()));
-    let same = s.in_force.as_ref().is_some_and(|f| f.decision.strategy == d.strategy);
-    found.expect(!same, "no-change", || format!("{} is in force already", d.strategy));
+    let same = s.in_force.as_ref().is_some_and(|f| f.decision.plan == d.plan);
+    found.expect(!same, "no-change", || format!("{} is in force already", d.plan));
 }
 
 /// The text that ranks hash, written from the parts.
-fn canonical(s: &Strategy) -> String {
-    let selection = match s.selection() {
-        Some(Selection::Star) => ":star",
-        Some(Selection::Var) => ":var",
-        None => "",
-    };
-    format!("{}/{}{selection}", s.spec(), s.collective().as_str())
+fn canonical(plan: &Plan) -> String {
+    let mut runs: Vec<(usize, String)> = Vec::new();
+    for s in plan.strategies() {
+        let selection = match s.selection() {
+            Some(Selection::Star) => ":star",
+            Some(Selection::Var) => ":var",
+            None => "",
+        };
+        let text = format!("{}/{}{selection}", s.spec(), s.collective().as_str());
+        match runs.last_mut() {
+            Some((count, last)) if *last == text => *count += 1,
+            _ => runs.push((1, text)),
+        }
+    }
+    let run = |(count, text): (usize, String)| if count > 1 { format!("{count}x {text}") } else { text };
+    runs.into_iter().map(run).collect::<Vec<_>>().join(" | ")
 }
 
+/// All buckets' strategies are offered. One for all buckets has a candidate's ratio; by bucket any between the least and the largest.
 pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
-    let x = &d.strategy;
-    let has_dense = s.offer.collectives.iter().any(|c| c.is_allreduce());
-    // Every job can fall back to dense-ring when it names no dense collective.
-    let known = s.offer.collectives.contains(&x.collective()) || (x.is_dense() && !has_dense);
-    found.expect(known, "offered", || format!("the job cannot run {}", x.collective()));
-    if x.is_dense() {
-        return;
+    let ratios = || s.config.crs.iter().map(|cr| cr.get());
+    let (least, most) = (ratios().fold(1.0, f64::min), ratios().fold(0.0, f64::max));
+    let by_bucket = d.plan.alike().is_none();
+    for x in d.plan.strategies() {
+        let has_dense = s.offer.collectives.iter().any(|c| c.is_allreduce());
+        // Every job can fall back to dense-ring when it names no dense collective.
+        let known = s.offer.collectives.contains(&x.collective()) || (x.is_dense() && !has_dense);
+        found.expect(known, "offered", || format!("the job cannot run {}", x.collective()));
+        if x.is_dense() {
+            continue;
+        }
+        found.expect(may_run(s, x), "offered", || format!("the job has no {}, or it is not allowed", x.family()));
+        let within = |cr: f64| by_bucket && (least..=most).contains(&cr);
+        let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr) || within(cr.get()));
+        found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
+        found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
     }
-    found.expect(may_run(s, x), "offered", || format!("the job has no {}, or it is not allowed", x.family()));
-    let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr));
-    found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
-    found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
+    let (named, buckets) = (d.plan.strategies().len(), s.buckets.len().max(1));
+    found.expect(named <= buckets, "offered", || format!("a plan of {named} buckets for a job of {buckets}"));
+    let own = |x: &Strategy| x.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
+    let mixes = d.plan.strategies().iter().any(|x| own(x) != own(d.plan.last()));
+    found.expect(!mixes, "offered", || format!("{} has an optimizer's momentum in some buckets only", d.plan));
 }
 
 /// Whether the job has the compressor, and policy and settings allow it.
@@ -62,7 +83,7 @@ pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
 /// back, nothing is known of when the last decision was made.
 pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut Findings) {
     found.expect(s.links.is_some() && s.compute.is_some(), "links", || "decided without links or steps".into());
-    let Some(current) = s.in_force.as_ref().filter(|_| !d.strategy.is_dense()) else { return };
+    let Some(current) = s.in_force.as_ref().filter(|_| !d.plan.is_dense()) else { return };
     let from = current.decision.decided_at;
     let (passed_s, dwell_s) = (now.0.saturating_sub(from.0) as f64 * 1e-6, s.config.dwell_s.get());
     found.expect(now < from || passed_s >= dwell_s, "dwell", || {

@@ -1,7 +1,7 @@
 //! The checker must refuse what is wrong: each case spoils a good outcome in one way.
 
 use crate::common::{Job, seconds};
-use flexcomm_domain::{Decision, Gain, JobId, Strategy, Timestamp, Version};
+use flexcomm_domain::{Decision, Gain, JobId, Plan, Strategy, Timestamp, Version};
 use flexcomm_planner::{Alternative, Outcome, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
@@ -11,7 +11,7 @@ fn good() -> (Snapshot, Outcome, Timestamp) {
     job.wait(60.0);
     job.network(0.001, 0.25e9);
     let outcome = decide(&job.s, job.now, &mut job.rng);
-    assert!(outcome.decision().is_some_and(|d| !d.strategy.is_dense()), "{}", outcome.report.why);
+    assert!(outcome.decision().is_some_and(|d| !d.plan.is_dense()), "{}", outcome.report.why);
     (job.s, outcome, job.now)
 }
 
@@ -28,9 +28,9 @@ fn decision(outcome: &mut Outcome) -> &mut Decision {
 
 /// Decides `to` and reports it, with the numbers that belong to it.
 fn choose(outcome: &mut Outcome, to: &str) {
-    let strategy: Strategy = to.parse().unwrap();
-    decision(outcome).strategy = strategy;
-    outcome.report.chosen = strategy;
+    let plan: Plan = to.parse().unwrap();
+    decision(outcome).plan = plan.clone();
+    outcome.report.chosen = plan;
 }
 
 fn spoilt(expected: &str, spoil: impl FnOnce(&mut Snapshot, &mut Outcome)) {
@@ -50,9 +50,27 @@ fn versions_and_names() {
     spoilt("report", |_, o| decision(o).decided_at = Timestamp(7));
     spoilt("report", |_, o| decision(o).reason.clear());
     spoilt("no-change", |s, o| {
-        let current = s.strategy();
+        let current = *s.plan().last();
         choose(o, &current.to_string());
     });
+}
+
+#[test]
+fn plans_by_bucket_that_the_job_cannot_run() {
+    let rules_of = |plan: &str, buckets: Vec<u64>| {
+        let (mut s, mut outcome, now) = good();
+        s.buckets = buckets;
+        choose(&mut outcome, plan);
+        outcome.report.alternatives[0].plan = outcome.report.chosen.clone();
+        rules(&s, &outcome, now)
+    };
+    let (third, sparse) = (8_520_000, "topk(k=0.02)+ef(vanilla)/allgather");
+    let good = format!("2x none/dense-ring | {sparse}");
+    assert_eq!(rules_of(&good, vec![third; 3]), Vec::<&str>::new(), "any ratio between the candidates'");
+    assert_eq!(rules_of(&good, vec![2 * third, third]), ["offered"], "more buckets than the job has");
+    assert_eq!(rules_of(&format!("none/dense-ring | {}", sparse.replace("0.02", "0.5")), vec![third; 3]), ["offered"]);
+    let mixed = format!("topk(k=0.01)+ef(dgc,mu=0.9)/allgather | {sparse}");
+    assert!(rules_of(&mixed, vec![third; 3]).contains(&"offered"));
 }
 
 #[test]
@@ -60,7 +78,7 @@ fn what_the_job_cannot_run() {
     spoilt("offered", |_, o| choose(o, "mstopk@0.01/allgather"));
     spoilt("offered", |_, o| choose(o, "topk@0.02/allgather"));
     spoilt("offered", |s, o| {
-        let collective = o.report.chosen.collective();
+        let collective = o.report.chosen.last().collective();
         s.offer.collectives.retain(|c| *c != collective);
     });
     spoilt("offered", |s, _| s.config.compressors = Some(vec!["none".parse().unwrap()]));
@@ -92,8 +110,8 @@ fn when_it_may_not_change() {
 #[test]
 fn numbers_that_do_not_follow() {
     let chosen = |o: &mut Outcome, f: &dyn Fn(&mut Alternative)| {
-        let strategy = o.report.chosen;
-        f(o.report.alternatives.iter_mut().find(|a| a.strategy == strategy).unwrap());
+        let plan = o.report.chosen.clone();
+        f(o.report.alternatives.iter_mut().find(|a| a.plan == plan).unwrap());
     };
     spoilt("report", |_, o| chosen(o, &|a| a.t_sync_s *= 1.1));
     spoilt("report", |_, o| chosen(o, &|a| a.t_step_s *= 0.99));
@@ -103,14 +121,14 @@ fn numbers_that_do_not_follow() {
     spoilt("finite", |_, o| chosen(o, &|a| a.saves = f64::NAN));
     spoilt("finite", |_, o| o.report.horizon_s = -1.0);
     spoilt("finite", |_, o| {
-        let dense = o.report.alternatives.iter_mut().find(|a| a.strategy.is_dense()).unwrap();
+        let dense = o.report.alternatives.iter_mut().find(|a| a.plan.is_dense()).unwrap();
         dense.gain = Gain::new(0.9).unwrap();
     });
     spoilt("report", |_, o| o.report.why.clear());
-    spoilt("report", |_, o| o.report.chosen = Strategy::DENSE_RING);
+    spoilt("report", |_, o| o.report.chosen = Plan::DENSE_RING);
     spoilt("report", |_, o| {
-        let strategy = o.report.chosen;
-        o.report.alternatives.retain(|a| a.strategy != strategy);
+        let plan = o.report.chosen.clone();
+        o.report.alternatives.retain(|a| a.plan != plan);
     });
 }
 

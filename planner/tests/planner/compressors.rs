@@ -132,7 +132,7 @@ fn offering(texts: &[&str]) -> Job {
 
 fn is_candidate(job: &mut Job, family: &str) -> bool {
     let family: Family = family.parse().unwrap();
-    job.call().report.alternatives.iter().any(|a| a.strategy.family() == family)
+    job.call().report.alternatives.iter().any(|a| a.plan.last().family() == family)
 }
 
 #[test]
@@ -184,10 +184,7 @@ fn every_compressor_offered_on_request_is_decided_where_the_policy_names_it_and_
         job.s.offer.on_request = [family].into();
         job.network(0.001, 40e6);
         let outcome = job.call();
-        assert!(
-            outcome.trial.is_none() && outcome.report.alternatives.iter().all(|a| a.strategy.is_dense()),
-            "{family}"
-        );
+        assert!(outcome.trial.is_none() && outcome.report.alternatives.iter().all(|a| a.plan.is_dense()), "{family}");
         job.s.kinds = Some([(&family).into()].into());
         assert!(is_candidate(&mut job, &family.to_string()), "{family}");
         job.wait(1000.0);
@@ -212,7 +209,7 @@ fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     let outcome = job.call();
     assert!(before != "bf16" && job.strategy().family().name() == "bf16", "{}", outcome.report.why);
     let kinds = |outcome: &flexcomm_planner::Outcome| -> Vec<&str> {
-        outcome.report.alternatives.iter().map(|a| a.strategy.family().name()).collect()
+        outcome.report.alternatives.iter().map(|a| a.plan.last().family().name()).collect()
     };
     assert!(kinds(&outcome).iter().all(|kind| ["none", "bf16"].contains(kind)), "{:?}", kinds(&outcome));
     let asked = outcome.trial.iter().flat_map(|trial| &trial.candidates).map(|x| x.family().name());
@@ -238,6 +235,6 @@ fn an_unbiased_compressor_without_memory_pays_for_its_variance() {
     assert!((0.002..0.02).contains(&fine.variance), "{}", fine.variance);
     for a in [coarse, fine] {
         let expected = a.t_step_s * (1.0 + a.variance);
-        assert!((a.score.unwrap() / expected - 1.0).abs() < 0.1, "{}: {:?} for {expected}", a.strategy, a.score);
+        assert!((a.score.unwrap() / expected - 1.0).abs() < 0.1, "{}: {:?} for {expected}", a.plan, a.score);
     }
 }

@@ -1,7 +1,8 @@
 //! What decide() answers in the situations of a job's life.
 
 use crate::common::{Job, next, of, profile, seconds};
-use flexcomm_domain::{Collective, Strategy, Version};
+use flexcomm_domain::{Collective, Plan, Strategy, Version};
+use flexcomm_optimizer::Solver;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_planner::{Keep, PolicyConfig, Verdict};
 
@@ -118,7 +119,7 @@ fn steps_that_are_slower_than_dense_ones_are_left_within_the_dwell_time() {
         // The machine compresses a hundred times slower than it did.
         job.measure(100.0 * t_comp, t_sync, gain);
         if let Some(decision) = job.call().decision() {
-            assert!(decision.strategy.is_dense(), "{}", decision.reason);
+            assert!(decision.plan.is_dense(), "{}", decision.reason);
             assert!(decision.reason.contains(" and dense ones "), "{}", decision.reason);
             return;
         }
@@ -136,7 +137,7 @@ fn what_the_job_no_longer_offers_is_left_for_the_best_that_it_does() {
     let outcome = job.call();
     let decision = outcome.decision().expect("it cannot stay");
     assert!(decision.reason.contains("the best that the job still offers"), "{}", decision.reason);
-    assert!(!outcome.report.alternatives.iter().any(|a| a.strategy == before));
+    assert!(!outcome.report.alternatives.iter().any(|a| a.plan == before));
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_single_rank_sends_nothing() {
     job.s.profiles = Default::default();
     job.network(0.001, 1e6);
     let outcome = job.call();
-    assert!(outcome.decision().is_some_and(|d| d.strategy.is_dense()) && outcome.trial.is_none());
+    assert!(outcome.decision().is_some_and(|d| d.plan.is_dense()) && outcome.trial.is_none());
     assert!(outcome.report.why.starts_with("first decision for a single rank"), "{}", outcome.report.why);
     job.wait(600.0);
     assert_eq!(job.keeps(), Keep::AlreadyBest);
@@ -254,6 +255,50 @@ fn what_backward_hides_is_not_compressed() {
     assert!(ten < 0.3 * whole, "{ten} s in ten buckets, {whole} s in one");
 }
 
+/// Steps of a plan: buckets are ready one after the other in 0.6 of computing, and wait for the ones before.
+fn by_bucket(job: &Job, plan: &Plan) -> (f64, f64, f64) {
+    let buckets = job.s.buckets.len() as f64;
+    let (mut ready, mut end, mut comp, mut kept) = (0.0, 0.0_f64, 0.0, 0.0);
+    for bucket in 0..job.s.buckets.len() {
+        let (t_comp, t_sync, gain) = job.truth(plan.of(bucket));
+        ready += 0.6 * job.s.compute.unwrap().get() / buckets + t_comp / buckets;
+        end = end.max(ready) + 4e-4 + t_sync / buckets;
+        (comp, kept) = (comp + t_comp / buckets, kept + gain / buckets);
+    }
+    (comp, end - ready, kept)
+}
+
+/// A network that is nearly good enough: one ratio for all buckets costs more progress than it saves.
+#[test]
+fn buckets_that_backward_hides_stay_dense_and_the_last_ones_are_compressed() {
+    let mut job = Job::new();
+    job.s.compute = Some(seconds(0.12));
+    job.s.buckets = vec![2_556_000; 10];
+    job.network(0.0001, 12e9);
+    for _ in 0..120 {
+        job.wait(1.0);
+        let (t_comp, t_sync, gain) = by_bucket(&job, job.s.plan());
+        let noise = 1.0 + 1e-3 * (job.now.0 / 1_000_000 % 7) as f64;
+        job.measure(t_comp, t_sync * noise, gain);
+        job.call();
+    }
+    let (plan, outcome) = (job.s.plan().clone(), job.call());
+    let price = |plan: &Plan| {
+        let (t_comp, t_sync, _) = by_bucket(&job, plan);
+        let steps: f64 = plan_gains(&job, plan).map(|gain: f64| -0.24 * gain.ln()).sum::<f64>() / 10.0;
+        (0.12 + t_comp + t_sync) * steps.exp()
+    };
+    let alike = outcome.report.alternatives.iter().filter(|a| a.plan.alike().is_some());
+    let best = alike.map(|a| price(&a.plan)).fold(f64::INFINITY, f64::min);
+    assert!(plan.of(0).is_dense() && !plan.last().is_dense(), "{plan}: {}", outcome.report.why);
+    assert!(price(&plan) < 0.985 * best, "{plan} at {}, the best alike at {best}", price(&plan));
+    assert_eq!(outcome.report.solver, Solver::NsgaII);
+}
+
+fn plan_gains<'a>(job: &'a Job, plan: &'a Plan) -> impl Iterator<Item = f64> + 'a {
+    (0..job.s.buckets.len()).map(|bucket| job.truth(plan.of(bucket)).2)
+}
+
 #[test]
 fn what_is_not_known_is_tried_in_earnest_and_left_when_it_is_worse() {
     let mut job = Job::new();
@@ -272,7 +317,7 @@ fn what_is_not_known_is_tried_in_earnest_and_left_when_it_is_worse() {
         let (t_comp, t_sync, _) = job.truth(&is);
         job.measure(t_comp, t_sync, if is.is_dense() { 1.0 } else { poor.gain(is.cr()).get() });
         if let Some(decision) = job.call().decision() {
-            tried.push(decision.strategy);
+            tried.push(decision.plan.clone());
         }
     }
     assert!(tried.iter().any(|x| !x.is_dense()), "nothing was tried: {}", job.call().report.why);

@@ -75,7 +75,7 @@ fn holds(before: &Snapshot, outcome: &Outcome, now: Timestamp) -> Result<(), Tes
     let Some(decision) = outcome.decision() else { return Ok(()) };
     prop_assert_eq!(decision.version, before.version().next());
     prop_assert_eq!(decision.parent, before.version());
-    let from = before.memory.dwell_from.filter(|_| before.in_force.is_some() && !decision.strategy.is_dense());
+    let from = before.memory.dwell_from.filter(|_| before.in_force.is_some() && !decision.plan.is_dense());
     if let Some(from) = from {
         prop_assert!(now.since(from) >= before.config.dwell_s, "changed within the dwell time");
     }

@@ -61,10 +61,10 @@ class Collectives:
         self._tuner = tuner
         self._wire = wire(group)
 
-    def all_reduce(self, payload: torch.Tensor, bucket: torch.Tensor, mark: Mark | None) -> Launched:
+    def all_reduce(self, index: int, payload: torch.Tensor, bucket: torch.Tensor, mark: Mark | None) -> Launched:
         there = self._there(payload, bucket)
         self.device.clock.launch(mark)
-        return self._launched(self._reduce(there), payload, there, mark)
+        return self._launched(self._reduce(index, there), payload, there, mark)
 
     def all_gather(
         self, arrived: torch.Tensor, sent: torch.Tensor, bucket: torch.Tensor, mark: Mark | None
@@ -84,11 +84,11 @@ class Collectives:
         via = self.device.wire(bucket, self._wire)
         return tensor if via is None or tensor.device.type != "cpu" else tensor.to(via, copy=True)
 
-    def _reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """Launches its allreduce, in the shape that the ranks agreed on."""
+    def _reduce(self, index: int, tensor: torch.Tensor) -> dist.Work:
+        """Launches its allreduce, in the shape that the ranks agreed on for the bucket at `index`."""
         if self._tuner is None:
             return under(dist.all_reduce(tensor, group=self._group, async_op=True))
-        tick = self.core.tick()
+        tick = self.core.tick(index)
         with self._tuner.around(tick.strategy if tick.agreed else None, tick.index):
             return under(dist.all_reduce(tensor, group=self._group, async_op=True))
 

@@ -93,6 +93,7 @@ class InPlace(Exchange):
     def __init__(self, core: Core, bucket: BucketView) -> None:
         super().__init__(bucket)
         self._core = core
+        self._index = bucket.index
 
     def launch(self, collectives: Collectives, mark: Mark | None) -> Exchange:
         """What :meth:`flexcomm.torch._hook.Hook.__call__` does by itself for most buckets on the host."""
@@ -100,7 +101,7 @@ class InPlace(Exchange):
         # Multiplied first, as DDP does it: the same bits, and half the time of dividing.
         self.buffer.mul_(1.0 / collectives.world)
         self._core.launched(self.buffer.nbytes)
-        self.work = collectives.all_reduce(self.buffer, self.buffer, mark)
+        self.work = collectives.all_reduce(self._index, self.buffer, self.buffer, mark)
         return self
 
     def finish(self) -> None:
@@ -118,7 +119,7 @@ class Half(Exchange):
         self._payload = payload.copy_(bucket.buffer).div_(collectives.world)
         core.add_compression(time.perf_counter() - began, True)
         core.launched(payload.nbytes)
-        self.work = collectives.all_reduce(payload, bucket.buffer, mark)
+        self.work = collectives.all_reduce(bucket.index, payload, bucket.buffer, mark)
 
     def finish(self) -> None:
         began = time.perf_counter()
@@ -201,7 +202,7 @@ class Rounds(Exchange):
         if current.how == How.Broadcast:
             self.work = self._collectives.broadcast(sent, current.root, self.buffer, self.mark)
         elif current.how == How.Sum:
-            self.work = self._collectives.all_reduce(sent, self.buffer, self.mark)
+            self.work = self._collectives.all_reduce(self._index, sent, self.buffer, self.mark)
         elif current.elements > 0:
             self._arrived = self._message("round of all", current, self._collectives.world)
             self.work = self._collectives.all_gather(self._arrived, sent, self.buffer, self.mark)

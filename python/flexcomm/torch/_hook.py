@@ -177,7 +177,7 @@ class Hook:
             payload = self._buffers.exactly(view.index, "dense", view.values, HALVES[transfer], view.buffer.device)
             return Half(self._collectives, view, payload, mark)
         if not view.ours and not view.on_device:
-            self._explain(view.buffer)
+            self._explain(view)
         return view.in_place.launch(self._collectives, mark)
 
     def _begin_on_host(self, view: BucketView, mark: Mark | None, copy: torch.Tensor | None = None) -> Exchange:
@@ -193,12 +193,12 @@ class Hook:
                 return self.device.gather(view, there, there.first.outcome, mark)
             return Rounds(self._collectives, self._buffers, view, there, mark)
         except NotOnDeviceError as why:
-            strategy, device = self.core.tick().strategy, view.buffer.device.type
+            strategy, device = self.core.tick(view.index).strategy, view.buffer.device.type
             self.device.warn_once(f"{strategy}: buckets on {device} are compressed on the host: {why}")
         return self._begin_on_host(view, mark, self.device.host(view.buffer, view.index))
 
-    def _explain(self, buffer: torch.Tensor) -> None:
-        tick = self.core.tick()
+    def _explain(self, view: BucketView) -> None:
+        tick, buffer = self.core.tick(view.index), view.buffer
         if not tick.dense:
             self.core.warn_once(
                 f"{tick.strategy} needs float32 gradients on the CPU; buckets of {buffer.dtype} on {buffer.device.type} "

@@ -297,7 +297,9 @@ class Session:
 
     @property
     def strategy(self) -> str:
-        """The strategy in force, canonical text, which `attach` takes too: dense is ``none/dense-ring``, or ``-tree``."""
+        """The strategy in force, canonical text, which `attach` takes too: dense is ``none/dense-ring``, or ``-tree``. Where buckets
+        run different ones: all of them in the buckets' order, as in ``2x none/dense-ring | topk(k=0.01)+ef(vanilla)/allgather``; the
+        last one is also for all buckets behind."""
         return self._core.state().strategy
 
     @property

@@ -40,8 +40,9 @@ def unread(connection: socket.socket) -> int:
 
 
 class FakeAgent:
-    def __init__(self, folder: pathlib.Path, name: str, job: str = "default", refuse: str | None = None) -> None:
+    def __init__(self, folder: pathlib.Path, name: str, job: str = "default", refuse: str | None = None, takes_buckets: bool = True) -> None:
         self.path = folder / f"{name}.sock"
+        self.takes_buckets = takes_buckets
         self.job = job
         self.refuse = refuse
         self.received: list[dict[str, Any]] = []
@@ -115,6 +116,8 @@ class FakeAgent:
                 connection.close()
                 return
             answer = {"kind": "welcome", "protocol": _core.PROTOCOL, "node": "n1"}
+            if self.takes_buckets:
+                answer["takes_buckets"] = True
             with self._lock:
                 connection.sendall(json.dumps(answer).encode() + b"\n" + self._orders)
                 self._welcomed.append(connection)

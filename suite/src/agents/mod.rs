@@ -348,12 +348,12 @@ impl ControlPlane for Agents {
         let made = job.map_or(Ok(Vec::new()), |job| self.controller_side.controller.decisions(job)).unwrap_or_default();
         let prediction = |made: flexcomm_controller::MadeDecision| {
             let (sync_s, version) = (made.predicted?.t_sync_s, Some(made.version.0));
-            Some(Prediction { version, at_s: self.by_job(made.at), strategy: made.strategy, sync_s })
+            Some(Prediction { version, at_s: self.by_job(made.at), plan: made.plan, sync_s })
         };
         let looks = job.map_or(&[][..], |job| self.controller_side.controller.looks(job));
         let predicted = |look: &flexcomm_controller::Look| {
-            let (strategy, sync_s) = look.in_force?;
-            Some(Prediction { version: None, at_s: self.by_job(look.at), strategy, sync_s })
+            let (plan, sync_s) = look.in_force.clone()?;
+            Some(Prediction { version: None, at_s: self.by_job(look.at), plan, sync_s })
         };
         made.into_iter().filter_map(prediction).chain(looks.iter().filter_map(predicted)).collect()
     }

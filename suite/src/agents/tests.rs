@@ -8,7 +8,7 @@ use crate::ranks::{Carried, Exchanged};
 use crate::steps::{Compute, JOB, StepOf, Stragglers, Timeline};
 use flexcomm_compression::codec::Element;
 use flexcomm_controller::RawConfig;
-use flexcomm_domain::{CodecBytes, Strategy};
+use flexcomm_domain::{CodecBytes, Plan};
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Gather};
 use flexcomm_wire::{AppliedReport, CodecInfo, LinkReport, PROTOCOL, ReportBody, StepRecord, StepsReport};
@@ -48,7 +48,7 @@ struct Bench {
     agents: Agents,
     /// The orders of each rank.
     orders: Vec<(f64, usize, JobOrders)>,
-    running: Vec<(u64, Strategy)>,
+    running: Vec<(u64, Plan)>,
 }
 
 impl Bench {
@@ -63,7 +63,7 @@ impl Bench {
         agents.warm_s = warm_s;
         let hellos = (0..cell.world).map(|rank| hello(rank, cell.world)).collect();
         let net = adaptive::begin(cell, &truth, 1, hellos, &mut agents);
-        Self { net, agents, orders: Vec::new(), running: vec![(0, Strategy::DENSE_RING); cell.world] }
+        Self { net, agents, orders: Vec::new(), running: vec![(0, Plan::DENSE_RING); cell.world] }
     }
 
     fn on_node(&mut self, number: usize, does: impl FnOnce(&mut Node, &mut NodeContext<'_>)) {
@@ -97,8 +97,8 @@ impl Bench {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let (mut starts, mut number) = (vec![self.net.network.now(); world], 0);
         while starts[0] < until {
-            let (codec, strategy) = (CodecSeconds::default(), &Strategy::DENSE_RING);
-            let of = StepOf { strategy, exchanged: &exchanged, codec, besides: &[], control: &[] };
+            let (codecs, plan) = (&[CodecSeconds::default()], &Plan::DENSE_RING);
+            let of = StepOf { plan, exchanged: &exchanged, codecs, besides: &[], control: &[] };
             let step = timeline.step(&of, &mut rng).unwrap();
             let Self { net, agents, .. } = &mut self;
             let software = Coefficients::frozen().software;
@@ -119,7 +119,7 @@ impl Bench {
         if let Some(orders) = self.agents.orders(rank) {
             self.orders.push((at, rank, orders.clone()));
             if let Some(new) = orders.decision.filter(|new| new.version > self.running[rank].0) {
-                self.running[rank] = (new.version, Strategy::try_from(&new.strategy).unwrap());
+                self.running[rank] = (new.version, Plan::try_from(&new.strategy).unwrap());
                 let (version, digest) = (new.version, new.digest);
                 messages.push(FromTrainer::Applied(AppliedReport {
                     job: job.clone(),
@@ -146,7 +146,7 @@ impl Bench {
                 messages.push(FromTrainer::Trial(report));
             }
         }
-        let (version, strategy) = self.running[rank];
+        let (version, plan) = self.running[rank].clone();
         let record = StepRecord {
             step,
             compute_us: 5e4,
@@ -161,7 +161,7 @@ impl Bench {
             accuracy: None,
         };
         let (rank, steps) = (rank as u32, vec![record]);
-        messages.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: strategy.into(), steps }));
+        messages.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: (&plan).into(), steps }));
         messages.into_iter().for_each(|message| self.agents.report(&mut self.net.network, rank as usize, message));
     }
 

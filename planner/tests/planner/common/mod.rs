@@ -110,7 +110,7 @@ impl Job {
     pub fn keeps(&mut self) -> Keep {
         match self.call().verdict {
             Verdict::Keep(keep) => keep,
-            Verdict::Change(d) => panic!("changed to {}: {}", d.strategy, d.reason),
+            Verdict::Change(d) => panic!("changed to {}: {}", d.plan, d.reason),
         }
     }
 
@@ -150,14 +150,14 @@ impl Job {
     }
 
     pub fn strategy(&self) -> Strategy {
-        self.s.strategy()
+        *self.s.plan().last()
     }
 }
 
 /// The report's alternative of a strategy.
 pub fn of<'a>(outcome: &'a Outcome, strategy: &str) -> &'a Alternative {
-    let strategy = strategy.parse().unwrap();
-    let found = outcome.report.alternatives.iter().find(|a| a.strategy == strategy);
+    let strategy: flexcomm_domain::Plan = strategy.parse().unwrap();
+    let found = outcome.report.alternatives.iter().find(|a| a.plan == strategy);
     found.unwrap_or_else(|| panic!("no {strategy}"))
 }
 

@@ -1,0 +1,199 @@
+//! A strategy for each group of buckets: what NSGA-II searches.
+//!
+//! Backward hides the exchange of early buckets and never that of the last one: early buckets may stay dense, or nearly, where late
+//! ones are compressed. One ratio for all cannot have both. The search is over what is expected; what it finds is then priced by the
+//! same samples as everything else.
+
+use crate::Snapshot;
+use flexcomm_domain::spec::MemoryKind;
+use flexcomm_domain::{CompressionRatio, Plan, Strategy};
+use flexcomm_estimation::{Cost, Shape};
+use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
+
+/// Plans of a search that are priced.
+const MOST_FOUND: usize = 16;
+/// Seeds of all kinds fill half of the first population. Some ten milliseconds.
+const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Exact };
+
+/// What a bucket may run: the candidates, and ratios between theirs. A memory with a momentum of its own takes the optimizer's place,
+/// which is one for all buckets.
+pub(crate) fn options(s: &Snapshot) -> Vec<Strategy> {
+    let mut space = s.space();
+    space.crs = finer(&space.crs);
+    let mut options = space.strategies();
+    options.retain(|x| x.spec().memory().is_none_or(|(kind, _)| kind != MemoryKind::Dgc));
+    options
+}
+
+/// By falling ratio, with one between each two.
+fn finer(crs: &[CompressionRatio]) -> Vec<CompressionRatio> {
+    let mut all = crs.to_vec();
+    all.sort_by(|a, b| b.get().total_cmp(&a.get()));
+    all.dedup();
+    let between = |pair: &[CompressionRatio]| {
+        let middle = (pair[0].get() * pair[1].get()).sqrt();
+        // Two digits: as many as make a difference.
+        let rounded: f64 = format!("{middle:.1e}").parse().ok()?;
+        let between = pair[1].get() < rounded && rounded < pair[0].get();
+        CompressionRatio::new(rounded).ok().filter(|_| between)
+    };
+    let middles: Vec<_> = all.windows(2).filter_map(between).collect();
+    all.extend(middles);
+    all.sort_by(|a, b| b.get().total_cmp(&a.get()));
+    all
+}
+
+/// Whether the job can run a plan, and policy and settings allow it.
+pub(crate) fn offers(s: &Snapshot, plan: &Plan) -> bool {
+    match plan.alike() {
+        Some(strategy) => s.space().strategies().contains(strategy),
+        None => {
+            let options = options(s);
+            plan.strategies().iter().all(|x| options.contains(x))
+        }
+    }
+}
+
+/// What one option costs in all buckets, as expected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
+    pub(crate) cost: Cost,
+    /// Logarithm of 1/gain.
+    pub(crate) lost: f64,
+    /// Logarithm of the steps that make the progress of a dense one.
+    pub(crate) steps: f64,
+}
+
+/// A step of a job whose groups of buckets choose among options.
+pub(crate) struct Groups<'a> {
+    pub(crate) shape: &'a Shape,
+    /// Seconds in which buckets become ready.
+    pub(crate) backward_s: f64,
+    pub(crate) options: &'a [Expected],
+}
+
+impl Groups<'_> {
+    /// Seconds of compressing and of waiting that a step shows, beyond computing.
+    fn exposed(&self, choice: &[usize]) -> [f64; 2] {
+        let cost = |group: usize| self.options[choice[group]].cost;
+        let waits_s = self.shape.exposed(self.backward_s, cost);
+        let free_s = self.shape.exposed(self.backward_s, |group| Cost { compress_s: 0.0, ..cost(group) });
+        let compress_s = self.sum(choice, |option| option.cost.compress_s);
+        // Compressing delays the exchange of what is behind it, and may hide what is sent meanwhile.
+        [(compress_s + waits_s - free_s).max(0.0), waits_s]
+    }
+
+    fn sum(&self, choice: &[usize], of: impl Fn(&Expected) -> f64) -> f64 {
+        self.shape.shares().zip(choice).map(|(share, option)| share * of(&self.options[*option])).sum()
+    }
+
+    /// Seconds for the progress of a dense step.
+    fn price(&self, choice: &[usize]) -> f64 {
+        let waits_s = self.shape.exposed(self.backward_s, |group| self.options[choice[group]].cost);
+        let step_s = self.shape.compute_s + self.sum(choice, |option| option.cost.compress_s) + waits_s;
+        step_s * self.sum(choice, |option| option.steps).exp()
+    }
+
+    /// The best plans by the price among those that NSGA-II finds, of which not all groups are alike; best first.
+    pub(crate) fn found(&self, seed: u64) -> Vec<Vec<usize>> {
+        let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
+        found.retain(|choice| {
+            let differs = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
+            differs.is_some_and(|group| self.shape.tells_apart(group))
+        });
+        self.best(found, MOST_FOUND)
+    }
+
+    fn best(&self, choices: Vec<Vec<usize>>, count: usize) -> Vec<Vec<usize>> {
+        let mut priced: Vec<(f64, Vec<usize>)> =
+            choices.into_iter().map(|choice| (self.price(&choice), choice)).collect();
+        priced.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+        priced.dedup();
+        priced.into_iter().take(count).map(|(_, choice)| choice).collect()
+    }
+}
+
+impl Search for Groups<'_> {
+    fn genes(&self) -> usize {
+        self.shape.shares().len()
+    }
+
+    fn cells(&self) -> usize {
+        self.options.len()
+    }
+
+    fn objectives(&self, choice: &[usize]) -> [f64; 3] {
+        let [t_comp, t_sync] = self.exposed(choice);
+        [t_comp, t_sync, self.sum(choice, |option| option.lost).exp()]
+    }
+
+    /// The best of those with one option for all groups, and of those with one for the first few and another for the rest.
+    fn start(&self, count: usize) -> Vec<Vec<usize>> {
+        let (groups, options) = (self.genes(), self.cells());
+        let two = |first: usize, rest: usize, from: usize| -> Vec<usize> {
+            (0..groups).map(|group| if group < from { first } else { rest }).collect()
+        };
+        let alike = (0..options).map(|option| two(option, option, groups)).collect();
+        let alike = self.best(alike, count / 4);
+        let firsts: Vec<usize> = alike.iter().map(|choice| choice[0]).take(4).chain([0]).collect();
+        let split = firsts
+            .iter()
+            .flat_map(|first| (0..options).flat_map(move |rest| (1..groups).map(move |from| two(*first, rest, from))));
+        let split = self.best(split.collect(), count / 2);
+        alike.into_iter().chain(split).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Dense, and two ratios, of a gradient that takes 0.4 s to send behind 0.1 s of backward.
+    fn options() -> Vec<Expected> {
+        let option = |share: f64, gain: f64, compress_s: f64| Expected {
+            cost: Cost { each_s: 1e-3, all_s: 0.4 * share, compress_s },
+            lost: -f64::ln(gain),
+            steps: -0.24 * f64::ln(gain),
+        };
+        vec![option(1.0, 1.0, 0.0), option(0.2, 0.6, 4e-3), option(0.02, 0.09, 3e-3)]
+    }
+
+    fn all(groups: usize, options: usize) -> Vec<Vec<usize>> {
+        (0..options.pow(groups as u32))
+            .map(|code| (0..groups).map(|group| code / options.pow(group as u32) % options).collect())
+            .collect()
+    }
+
+    #[test]
+    fn what_is_searched_is_what_listing_all_plans_finds() {
+        let options = options();
+        for backward_s in [0.02, 0.1, 0.3, 1.0] {
+            let shape = Shape::new(&[4, 1, 2, 6, 1, 3], backward_s / 0.6);
+            let groups = Groups { shape: &shape, backward_s, options: &options };
+            let listed = groups.best(all(6, 3), 1).remove(0);
+            let searched = groups.best(nsga::choices(&groups, &SETTINGS, 7).unwrap(), 1).remove(0);
+            let [best, found] = [&listed, &searched].map(|choice| groups.price(choice));
+            assert!(found <= best * (1.0 + 1e-9), "{searched:?} at {found}, {listed:?} at {best}");
+            let alike = (0..3).map(|option| groups.price(&[option; 6])).fold(f64::INFINITY, f64::min);
+            assert!(best <= alike);
+        }
+    }
+
+    #[test]
+    fn what_hides_behind_backward_stays_dense_and_the_last_bucket_is_compressed() {
+        let options = options();
+        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], 1.0);
+        let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
+        let found = groups.found(1);
+        assert!(found.len() > 1 && found[0][0] == 0 && found[0][5] != 0, "{found:?}");
+        assert!(groups.price(&found[0]) < 0.98 * (0..3).map(|x| groups.price(&[x; 6])).fold(f64::INFINITY, f64::min));
+        assert_eq!(found, groups.found(1), "the same seed finds the same");
+    }
+
+    #[test]
+    fn ratios_lie_between_those_that_are_named() {
+        let crs = [0.001, 0.1, 0.01].map(|c| CompressionRatio::new(c).unwrap());
+        let finer: Vec<f64> = finer(&crs).iter().map(|c| c.get()).collect();
+        assert_eq!(finer, [0.1, 0.032, 0.01, 0.0032, 0.001]);
+    }
+}
