@@ -127,7 +127,8 @@ impl Beliefs {
         let few = (1.0 + 4.0 / m.steps as f64).sqrt();
         let weights = weights(&shape, by_group, of.len());
         // What each takes of a whole gradient where all of them are off the table by the same factor.
-        let tables: Vec<f64> = of.iter().map(|e| table_s(s, &e.strategy)).collect();
+        let times = table(s);
+        let tables: Vec<f64> = of.iter().map(|e| table_s(s, &times, &e.strategy)).collect();
         let all_s: f64 = tables.iter().zip(&weights).map(|(table_s, weight)| table_s * weight).sum();
         let factor = if all_s > 0.0 { m.t_comp.get() / all_s } else { 0.0 };
         let compress_s: Vec<f64> = match of.len() {
@@ -257,9 +258,10 @@ impl Beliefs {
         let exponent = s.config.policy.time_to_quality().exponent();
         let paths = paths(&of, self.exchange.common());
         let (costs, backward) = self.exchange.expected(&paths);
+        let times = table(s);
         let expected = |(e, mut cost): (&Evaluated, Cost)| {
             let (selector, cr) = (e.strategy.selector(), e.strategy.cr());
-            cost.compress_s = table_s(s, &e.strategy) * self.compress.expected((selector, cr));
+            cost.compress_s = table_s(s, &times, &e.strategy) * self.compress.expected((selector, cr));
             let quality = match is_known(&e.strategy) {
                 true => e.quality(),
                 false => quality(s, e, self.gains.expected((selector, cr), assumed(e.gain.get(), s.ranks))),
@@ -282,8 +284,9 @@ impl Beliefs {
         let compressors: Vec<_> = of.iter().map(|e| (e.strategy.selector(), e.strategy.cr())).collect();
         let draws = Draws::shared();
         let mut comp = self.compress.sampled(&compressors, draws, 0);
+        let times = table(s);
         for (samples, e) in comp.iter_mut().zip(&of) {
-            let table_s = table_s(s, &e.strategy);
+            let table_s = table_s(s, &times, &e.strategy);
             samples.iter_mut().for_each(|factor| *factor *= table_s);
         }
         let from = self.compress.rows(of.len());
@@ -451,8 +454,8 @@ fn paths(of: &[Evaluated], common: f64) -> Vec<(Strategy, CriticalPath)> {
 }
 
 /// What the table says of compressing a whole gradient, seconds.
-fn table_s(s: &Snapshot, strategy: &Strategy) -> f64 {
-    if strategy.is_dense() { 0.0 } else { table(s).t_comp(strategy.selector(), strategy.cr(), size(s)) }
+fn table_s(s: &Snapshot, times: &Times, strategy: &Strategy) -> f64 {
+    if strategy.is_dense() { 0.0 } else { times.t_comp(strategy.selector(), strategy.cr(), size(s)) }
 }
 
 fn mean(x: &[f64]) -> f64 {
