@@ -106,7 +106,7 @@ mod tests {
 
     fn job(world: u32) -> JobRow {
         JobRow {
-            kinds: None,
+            policy: None,
             job: JobId::new("j").unwrap(),
             run: None,
             world,

@@ -1,69 +1,77 @@
-//! What an operator allows a job.
+//! What is set for a job, and by whom.
 
-use flexcomm_domain::CompressorKind;
-use flexcomm_domain::spec::{SpecError, is_name_alone};
-use flexcomm_planner::{NOT_EMPTY, Snapshot};
-use flexcomm_wire::api::{JobPolicy, NotOffered, PolicySet};
-use std::collections::BTreeSet;
+use flexcomm_domain::{CompressorKind, Timestamp, words};
+use flexcomm_planner::{JobPolicy, JobPolicyError, Pin, Snapshot, rfc3339};
+use flexcomm_wire::api::{self, NotOffered, PolicySet, PolicyView};
 
-/// Kinds of compressors that a job may use; none: all.
-pub type Kinds = Option<BTreeSet<CompressorKind>>;
+use crate::store::JobRow;
 
-/// A policy that is not taken.
+words! {
+    /// Who set the policy that counts.
+    pub enum Source {
+        /// An operator, over REST.
+        Operator = "operator",
+        /// Nothing is set for the job: the controller's settings alone.
+        Controller = "controller",
+    }
+}
+
+/// A policy that is not taken. Its text is the whole answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PolicyError {
-    /// A kind that is not known, with the nearest one that is.
-    #[error("failed to {0}")]
-    Unknown(#[from] SpecError),
-    /// A kind with parameters or parts.
-    #[error("kinds has {text:?}: kinds are names without parameters, allowed is {name:?}")]
-    Parameters {
-        /// As written.
-        text: String,
-        /// Its compressor.
-        name: &'static str,
-    },
-    /// It would allow nothing.
-    #[error("kinds is an empty list, allowed is {NOT_EMPTY}, and null is all")]
-    Empty,
-    /// Nothing that it lists can be decided.
+    /// It cannot be read.
+    #[error(transparent)]
+    Invalid(#[from] JobPolicyError),
+    /// Nothing that its kinds list can be decided.
     #[error("nothing of the list can be used and dense alone would be left; list \"none\" where that is meant: {0}")]
     Unusable(String),
+    /// What it pins cannot be run.
+    #[error("pin.strategy {plan}: {why}; offered are {offered}")]
+    Pin {
+        /// What is pinned.
+        plan: String,
+        /// Why the job cannot run it.
+        why: String,
+        /// What its trainers have.
+        offered: String,
+    },
+    /// Its pin is over.
+    #[error("pin.until is {until}, allowed is a time after now, which is {now}")]
+    Past {
+        /// As given.
+        until: String,
+        /// The controller's time.
+        now: String,
+    },
 }
 
-/// The kinds that an operator asked for, each once and by the name it has here.
-///
-/// # Errors
-/// [`PolicyError::Unknown`], [`PolicyError::Parameters`], [`PolicyError::Empty`].
-pub fn asked(policy: &JobPolicy) -> Result<Kinds, PolicyError> {
-    let Some(kinds) = &policy.kinds else { return Ok(None) };
-    if kinds.is_empty() {
-        return Err(PolicyError::Empty);
+/// What counts for a job, and who set it.
+pub fn in_force(job: &JobRow) -> (JobPolicy, Source) {
+    match &job.policy {
+        Some(policy) => (policy.clone(), Source::Operator),
+        None => (JobPolicy::default(), Source::Controller),
     }
-    Ok(Some(kinds.iter().map(|kind| read(kind)).collect::<Result<_, _>>()?))
-}
-
-fn read(text: &str) -> Result<CompressorKind, PolicyError> {
-    let kind: CompressorKind = text.split(['(', '+']).next().unwrap_or_default().parse()?;
-    if is_name_alone(text) {
-        return Ok(kind);
-    }
-    Err(PolicyError::Parameters { text: text.to_owned(), name: kind.name() })
 }
 
 /// What it is answered for a job of which this is known.
 ///
 /// # Errors
-/// [`PolicyError::Unusable`].
-pub fn answer(kinds: &Kinds, snapshot: Snapshot) -> Result<PolicySet, PolicyError> {
-    let JobPolicy { kinds: names } = shown(kinds);
-    let all: Vec<CompressorKind> = kinds.iter().flatten().copied().collect();
-    let needs_offer = all.iter().any(|kind| kind.name() != "none");
+/// [`PolicyError::Unusable`], [`PolicyError::Pin`], [`PolicyError::Past`].
+pub fn answer(policy: &JobPolicy, snapshot: Snapshot, now: Timestamp) -> Result<PolicySet, PolicyError> {
+    if let Some(Pin { until: Some(until), .. }) = policy.pin.as_ref().filter(|_| policy.pin_at(now).is_none()) {
+        return Err(PolicyError::Past { until: rfc3339(*until), now: rfc3339(now) });
+    }
+    let all: Vec<CompressorKind> = policy.kinds.iter().flatten().copied().collect();
+    let pin = policy.pin.as_ref().map(|pin| &pin.plan);
+    let needs_offer = all.iter().any(|kind| kind.name() != "none") || pin.is_some_and(|plan| !plan.is_dense());
     if snapshot.offer.codecs.is_empty() && needs_offer {
         let note = "no trainer of the job is attached: nothing is known yet of what they offer".to_owned();
-        return Ok(PolicySet { kinds: names, not_offered: Vec::new(), note: Some(note) });
+        return Ok(PolicySet { policy: shown(policy), not_offered: Vec::new(), note: Some(note) });
     }
-    let snapshot = Snapshot { kinds: kinds.clone(), ..snapshot };
+    if let Some((plan, why)) = pin.and_then(|plan| Some((plan.to_string(), snapshot.cannot_run(plan)?))) {
+        return Err(PolicyError::Pin { plan, why, offered: offered(&snapshot) });
+    }
+    let snapshot = Snapshot { policy: policy.clone(), ..snapshot };
     let left_out =
         |kind: &CompressorKind| Some(NotOffered { kind: kind.to_string(), why: snapshot.kind_left_out(*kind)? });
     let not_offered: Vec<NotOffered> = all.iter().filter_map(left_out).collect();
@@ -71,15 +79,31 @@ pub fn answer(kinds: &Kinds, snapshot: Snapshot) -> Result<PolicySet, PolicyErro
         let each = not_offered.iter().map(|NotOffered { kind, why }| format!("{kind}: {why}"));
         return Err(PolicyError::Unusable(each.collect::<Vec<_>>().join("; ")));
     }
-    Ok(PolicySet { kinds: names, not_offered, note: None })
+    Ok(PolicySet { policy: shown(policy), not_offered, note: None })
 }
 
-/// A policy that was stored. A kind that this release does not have allows nothing here, and the others still count.
-pub fn stored(policy: &JobPolicy) -> Kinds {
-    policy.kinds.as_ref().map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect())
+/// What a job's trainers have: compressors by collectives.
+pub fn offered(snapshot: &Snapshot) -> String {
+    let codecs: Vec<String> = snapshot.offer.codecs.keys().map(ToString::to_string).collect();
+    let collectives: Vec<&str> = snapshot.offer.collectives.iter().map(|x| x.as_str()).collect();
+    format!("{} by {}", codecs.join(", "), collectives.join(", "))
 }
 
-/// As it is shown and stored.
-pub fn shown(kinds: &Kinds) -> JobPolicy {
-    JobPolicy { kinds: kinds.as_ref().map(|kinds| kinds.iter().map(ToString::to_string).collect()) }
+/// As it is shown.
+pub fn shown(policy: &JobPolicy) -> api::JobPolicy {
+    let JobPolicy { kinds, objective, least_gain, most_overhead, observe, pin } = policy;
+    api::JobPolicy {
+        kinds: kinds.as_ref().map(|kinds| kinds.iter().map(ToString::to_string).collect()),
+        objective: objective.as_ref().and_then(|objective| serde_json::to_value(objective).ok()),
+        least_gain: *least_gain,
+        most_overhead: *most_overhead,
+        observe: *observe,
+        pin: pin.as_ref().map(|pin| api::Pin { strategy: (&pin.plan).into(), until: pin.until.map(rfc3339) }),
+    }
+}
+
+/// What counts for a job, as it is answered.
+pub fn view(job: &JobRow) -> PolicyView {
+    let (policy, source) = in_force(job);
+    PolicyView { policy: shown(&policy), source: source.as_str().to_owned() }
 }

@@ -270,7 +270,7 @@ impl Beliefs {
         };
         let expected: Vec<Expected> = of.iter().zip(costs).map(expected).collect();
         let groups = Groups { shape: &shape, backward_s: backward * shape.compute_s, options: &expected };
-        let found = groups.found(rng.next_u64());
+        let found = groups.found(rng.next_u64(), &s.policy);
         found.iter().filter_map(|choice| shape.plan(choice.iter().map(|i| &of[*i].strategy))).collect()
     }
 
@@ -398,8 +398,10 @@ impl Sampled {
             None => Evaluated { gain: what.quality().least(-lost), ..what },
         };
         let score_of = |what: Evaluated, lost: f64| s.config.policy.policy().score(&judged(what, lost), compute);
-        let admitted =
-            score_of(what.clone(), if lost.is_empty() { 0.0 } else { median(&lost) }).is_some_and(f64::is_finite);
+        let lost_now = if lost.is_empty() { 0.0 } else { median(&lost) };
+        let effective_gain = judged(what.clone(), lost_now).quality().effective_gain();
+        let limits = plan.is_dense() || s.policy.admits(effective_gain, [what.t_comp.get(), what.t_step.get()]);
+        let admitted = limits && score_of(what.clone(), lost_now).is_some_and(f64::is_finite);
         let score = |k: usize| match &s.config.policy {
             // By far the most calls.
             PolicyConfig::TimeToQuality(_) => (compute.get() + comp[k] + sync[k]) * steps[k].exp(),

@@ -122,9 +122,9 @@ impl Snapshot {
     /// Why a compressor is no candidate; none where it is one as soon as the job offers it.
     pub fn left_out(&self, family: &Family) -> Option<LeftOut> {
         let listed = self.config.compressors.as_ref().is_none_or(|only| only.iter().any(|x| x.covers(family)));
-        let allowed = self.kinds.as_ref().is_none_or(|only| only.contains(&CompressorKind::from(family)));
+        let allowed = self.policy.kinds.as_ref().is_none_or(|only| only.contains(&CompressorKind::from(family)));
         let biased = family.any().is_biased_without_memory() && !self.config.biased_without_memory;
-        let named = self.config.compressors.is_some() || self.kinds.is_some();
+        let named = self.config.compressors.is_some() || self.policy.kinds.is_some();
         let unnamed = !named && self.offer.on_request.contains(family);
         let reasons = [
             (!allowed, LeftOut::Kind),

@@ -46,7 +46,7 @@ pub struct Config {
 }
 
 /// A policy's name, or a table of its name and settings.
-fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyConfig, D::Error> {
+pub(crate) fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyConfig, D::Error> {
     from.deserialize_any(PolicyVisitor)
 }
 
@@ -150,30 +150,12 @@ impl Config {
 
     /// Names the first value out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let share = |key, value: f64, least: f64, most: f64, allowed: &'static str| {
-            let ok = value.is_finite() && (least..=most).contains(&value);
-            if ok {
-                Ok(())
-            } else {
-                Err(ConfigError { key, value: value.to_string(), allowed: Cow::Borrowed(allowed) })
-            }
-        };
         share("confidence", self.confidence, 0.5, 0.999, "0.5 to 0.999")?;
         share("dwell_s", self.dwell_s.get(), 0.0, 86_400.0, "0 to 86,400")?;
         share("switch_cost_s", self.switch_cost_s.get(), 0.0, 86_400.0, "0 to 86,400")?;
         share("apply_timeout_s", self.apply_timeout_s.get(), 1.0, 86_400.0, "1 to 86,400")?;
         share("trial_budget_s", self.trial_budget_s.get(), 0.0, 3600.0, "0 to 3600")?;
-        if let PolicyConfig::TimeToQuality(policy) = &self.policy {
-            share("policy.gain_floor", policy.gain_floor, 0.0, 1.0, "0 to 1")?;
-            share("policy.exponent", policy.exponent(), 0.0, 1.0, "0 to 1")?;
-        }
-        if let PolicyConfig::Weights(w) = &self.policy {
-            let weights =
-                [("policy.comp", w.comp), ("policy.sync", w.sync), ("policy.inverse_gain_s", w.inverse_gain_s)];
-            for (key, value) in weights {
-                share(key, value, 0.0, 1e9, "0 to 1e9")?;
-            }
-        }
+        check_policy(&self.policy)?;
         if self.selections.is_empty() {
             let (value, allowed) = ("an empty list".to_owned(), "star, var, or both");
             return Err(ConfigError { key: "selections", value, allowed: allowed.into() });
@@ -226,6 +208,27 @@ impl Config {
             Some(dense) => refuse(dense.to_string(), "below 1: dense is always a candidate"),
             None => Ok(()),
         }
+    }
+}
+
+fn share(key: &'static str, value: f64, least: f64, most: f64, allowed: &'static str) -> Result<(), ConfigError> {
+    let ok = value.is_finite() && (least..=most).contains(&value);
+    if ok { Ok(()) } else { Err(ConfigError { key, value: value.to_string(), allowed: Cow::Borrowed(allowed) }) }
+}
+
+/// Names the first setting of a policy out of range.
+pub(crate) fn check_policy(policy: &PolicyConfig) -> Result<(), ConfigError> {
+    match policy {
+        PolicyConfig::TimeToQuality(p) => {
+            share("policy.gain_floor", p.gain_floor, 0.0, 1.0, "0 to 1")?;
+            share("policy.exponent", p.exponent(), 0.0, 1.0, "0 to 1")
+        }
+        PolicyConfig::Weights(w) => {
+            share("policy.comp", w.comp, 0.0, 1e9, "0 to 1e9")?;
+            share("policy.sync", w.sync, 0.0, 1e9, "0 to 1e9")?;
+            share("policy.inverse_gain_s", w.inverse_gain_s, 0.0, 1e9, "0 to 1e9")
+        }
+        PolicyConfig::Knee(_) => Ok(()),
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::beliefs::{Beliefs, Priced};
 use crate::memory::LinkSummary;
 use crate::{
-    Alternative, Keep, Memory, Observed, Outcome, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, plans, trial,
-    words,
+    Alternative, Keep, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, plans,
+    trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_optimizer::{Evaluated, Solver, pareto};
@@ -35,7 +35,8 @@ const WATCHDOG_STEPS: u64 = 10;
 /// ordered; a caller that does neither keeps the old memory.
 pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Sized)) -> Outcome {
     let mut call = Call::new(snapshot, now);
-    match call.choose(rng) {
+    let choice = call.choose(rng);
+    match call.under_policy(choice) {
         Ok(choice) => call.change(choice),
         Err(Stay { keep, why }) => call.keep(keep, why),
     }
@@ -52,6 +53,10 @@ struct Call<'a> {
     worth: Vec<Worth>,
     contradicted: Option<Seconds>,
     trial: Option<TrialRequest>,
+    /// What the job's policy has pinned, where the job can run it.
+    pin: Option<&'a Pin>,
+    /// What would be decided, where the job's policy only observes.
+    proposed: Option<Plan>,
 }
 
 /// What a candidate is worth against the strategy in force, by common samples; shares of what that costs in the mean.
@@ -106,6 +111,14 @@ struct Stay {
     why: String,
 }
 
+/// Why what would be better is not decided yet.
+fn waits(keep: Keep, why: &str) -> String {
+    match keep {
+        Keep::NotApplied => format!("waits until the last decision is in force on all ranks: {why}"),
+        _ => format!("waits for the dwell time: {why}"),
+    }
+}
+
 impl Stay {
     fn because(keep: Keep, why: impl Into<String>) -> Self {
         Self { keep, why: why.into() }
@@ -119,7 +132,56 @@ impl<'a> Call<'a> {
             memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
         }
         memory.clamp_times(now);
-        Self { s, now, memory, all: Vec::new(), worth: Vec::new(), contradicted: None, trial: None }
+        let pin = s.policy.pin_at(now).filter(|pin| s.cannot_run(&pin.plan).is_none());
+        Self {
+            s,
+            now,
+            memory,
+            all: Vec::new(),
+            worth: Vec::new(),
+            contradicted: None,
+            trial: None,
+            pin,
+            proposed: None,
+        }
+    }
+
+    /// What the job's policy makes of a choice: a pin takes its place, and a policy that observes makes a report of it.
+    fn under_policy(&mut self, choice: Result<Choice, Stay>) -> Result<Choice, Stay> {
+        if matches!(choice, Err(Stay { keep: Keep::InvalidSnapshot, .. })) {
+            return choice;
+        }
+        let choice = match (self.pin, self.s.policy.pin_at(self.now)) {
+            (Some(pin), _) => self.pinned(pin),
+            (None, Some(pin)) => self.unpinned(pin, choice),
+            (None, None) => choice,
+        };
+        if !self.s.policy.observe {
+            return choice;
+        }
+        let Choice { to, why } = choice?;
+        let why = format!("nothing changes, since the policy only observes; else {} now: {why}", words::plan(&to));
+        self.proposed = Some(to);
+        Err(Stay::because(Keep::Observing, why))
+    }
+
+    fn pinned(&self, pin: &Pin) -> Result<Choice, Stay> {
+        let why = format!("{} is pinned {}", words::plan(&pin.plan), pin.ends());
+        if self.s.in_force.is_some() && pin.plan == *self.s.plan() {
+            return Err(Stay::because(Keep::Pinned, why));
+        }
+        self.is_applied().map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
+        Ok(Choice { to: pin.plan.clone(), why })
+    }
+
+    /// A pin that the job cannot run is named and not followed.
+    fn unpinned(&self, pin: &Pin, choice: Result<Choice, Stay>) -> Result<Choice, Stay> {
+        let obstacle = self.s.cannot_run(&pin.plan).unwrap_or_default();
+        let with =
+            |why| format!("{why}; {} is pinned {} and cannot run: {obstacle}", words::plan(&pin.plan), pin.ends());
+        choice
+            .map(|choice| Choice { why: with(choice.why), ..choice })
+            .map_err(|stay| Stay { why: with(stay.why), ..stay })
     }
 
     fn choose(&mut self, rng: &mut (impl RngCore + ?Sized)) -> Result<Choice, Stay> {
@@ -153,11 +215,7 @@ impl<'a> Call<'a> {
             return self.stay(current);
         };
         let why = self.reason(to, current, better.is_none());
-        let waits = |keep| match keep {
-            Keep::NotApplied => "waits until the last decision is in force on all ranks",
-            _ => "waits for the dwell time",
-        };
-        self.may_change(current).map_err(|keep| Stay::because(keep, format!("{}: {why}", waits(keep))))?;
+        self.may_change(current).map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
         Ok(Choice { to: self.all[to].plan.clone(), why })
     }
 
@@ -167,8 +225,10 @@ impl<'a> Call<'a> {
         strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
         let mut plans: Vec<Plan> = strategies.into_iter().map(Plan::from).collect();
         plans.extend(self.memory.beliefs.search(self.s, rng));
-        if !plans.contains(self.s.plan()) {
-            plans.push(self.s.plan().clone());
+        for plan in self.pin.map(|pin| &pin.plan).into_iter().chain([self.s.plan()]) {
+            if !plans.contains(plan) {
+                plans.push(plan.clone());
+            }
         }
         self.all = self.memory.beliefs.price(self.s, &plans);
         if !self.offered() {
@@ -291,16 +351,22 @@ impl<'a> Call<'a> {
 
     /// Why a change that is worth it has to wait.
     fn may_change(&self, current: usize) -> Result<(), Keep> {
-        let Some(in_force) = &self.s.in_force else { return Ok(()) };
+        if self.s.in_force.is_none() {
+            return Ok(());
+        }
+        self.is_applied()?;
         let stayed_s = self.stayed_s();
         let steps_s = LEAST_DWELL_STEPS * self.all[current].what.t_step.get();
-        if in_force.applied_at_step.is_none() && stayed_s < self.s.config.apply_timeout_s.get() {
-            return Err(Keep::NotApplied);
-        }
         if stayed_s < self.s.config.dwell_s.get().max(steps_s.min(self.s.config.apply_timeout_s.get())) {
             return Err(Keep::Dwell);
         }
         Ok(())
+    }
+
+    /// A decision that is on its way to the ranks is not overtaken.
+    fn is_applied(&self) -> Result<(), Keep> {
+        let on_its_way = self.s.in_force.as_ref().is_some_and(|f| f.applied_at_step.is_none());
+        if on_its_way && self.stayed_s() < self.s.config.apply_timeout_s.get() { Err(Keep::NotApplied) } else { Ok(()) }
     }
 
     fn horizon_s(&self) -> f64 {
@@ -320,6 +386,9 @@ impl<'a> Call<'a> {
     /// Asks for a live trial where what it tells is worth more than it takes.
     fn ask_for_trial(&mut self, current: usize, rng: &mut (impl RngCore + ?Sized)) {
         let s = self.s;
+        if s.policy.observe || self.pin.is_some() {
+            return;
+        }
         // What steps have shown of the network a trial does not explain.
         if self.memory.beliefs.network_suspected() || !trial::may_ask(s, &self.memory, self.now, rng) {
             return;
@@ -449,6 +518,7 @@ impl<'a> Call<'a> {
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
             solver: if chosen.alike().is_some() { Solver::Enumeration } else { Solver::NsgaII },
             chosen,
+            proposed: self.proposed.clone(),
             policy: self.s.config.policy.policy().name().to_owned(),
             front: alternatives.iter().filter(|a| a.on_front).map(|a| a.plan.clone()).collect(),
             alternatives,

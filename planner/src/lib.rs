@@ -24,6 +24,8 @@
 //!    more than the switch costs until the network changes next or the job ends. One that is less sure is tried in earnest when what it
 //!    would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
 //!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be.
+//!    What is set for the job alone ([`JobPolicy`]) limits the candidates, puts a pinned plan in the place of the choice, and makes of a
+//!    change a report where it only observes.
 //! 6. **Report** (`report.rs`). What was seen and what changed, every alternative with its times, what it saves and how surely, the front,
 //!    the sentence why. No change is a decision too and has its sentence.
 //! 7. **Check** (the caller, with [`check`]). [`checker`] shares no code with the above and judges from the snapshot. A violation:
@@ -44,6 +46,7 @@ mod config;
 mod decide;
 pub mod memory;
 mod plans;
+mod policy;
 mod report;
 mod snapshot;
 mod trial;
@@ -55,6 +58,7 @@ pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
 pub use flexcomm_optimizer::PolicyConfig;
 pub use memory::Memory;
+pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};
 pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{InForce, LinkTest, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
 pub use trial::{one_of_each, thinned};

@@ -4,7 +4,7 @@
 //! ones are compressed. One ratio for all cannot have both. The search is over what is expected; what it finds is then priced by the
 //! same samples as everything else.
 
-use crate::Snapshot;
+use crate::{JobPolicy, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
 use flexcomm_domain::{CompressionRatio, Plan, Strategy};
 use flexcomm_estimation::{Cost, Shape};
@@ -87,16 +87,27 @@ impl Groups<'_> {
         self.shape.shares().zip(choice).map(|(share, option)| share * of(&self.options[*option])).sum()
     }
 
-    /// Seconds for the progress of a dense step.
-    fn price(&self, choice: &[usize]) -> f64 {
+    /// Seconds of compressing, and of the whole step.
+    fn times(&self, choice: &[usize]) -> [f64; 2] {
         let waits_s = self.shape.exposed(self.backward_s, |group| self.options[choice[group]].cost);
-        let step_s = self.shape.compute_s + self.sum(choice, |option| option.cost.compress_s) + waits_s;
-        step_s * self.sum(choice, |option| option.steps).exp()
+        let compress_s = self.sum(choice, |option| option.cost.compress_s);
+        [compress_s, self.shape.compute_s + compress_s + waits_s]
     }
 
-    /// The best plans by the price among those that NSGA-II finds, of which not all groups are alike; best first.
-    pub(crate) fn found(&self, seed: u64) -> Vec<Vec<usize>> {
+    /// Seconds for the progress of a dense step.
+    fn price(&self, choice: &[usize]) -> f64 {
+        self.times(choice)[1] * self.sum(choice, |option| option.steps).exp()
+    }
+
+    fn is_admitted(&self, choice: &[usize], policy: &JobPolicy) -> bool {
+        policy.admits((-self.sum(choice, |option| option.lost)).exp(), self.times(choice))
+    }
+
+    /// The best plans by the price among those that NSGA-II finds and the job's policy admits, of which not all groups are alike; best
+    /// first.
+    pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
         let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
+        found.retain(|choice| self.is_admitted(choice, policy));
         found.retain(|choice| {
             let differs = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
             differs.is_some_and(|group| self.shape.tells_apart(group))
@@ -184,10 +195,10 @@ mod tests {
         let options = options();
         let shape = Shape::new(&[6, 6, 6, 6, 6, 6], 1.0);
         let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
-        let found = groups.found(1);
+        let found = groups.found(1, &JobPolicy::default());
         assert!(found.len() > 1 && found[0][0] == 0 && found[0][5] != 0, "{found:?}");
         assert!(groups.price(&found[0]) < 0.98 * (0..3).map(|x| groups.price(&[x; 6])).fold(f64::INFINITY, f64::min));
-        assert_eq!(found, groups.found(1), "the same seed finds the same");
+        assert_eq!(found, groups.found(1, &JobPolicy::default()), "the same seed finds the same");
     }
 
     #[test]

@@ -60,11 +60,15 @@ pub enum Keep {
     Dwell,
     /// A better one exists; the newest decision is not in force on every rank yet.
     NotApplied,
+    /// The job's policy has pinned what is in force.
+    Pinned,
+    /// There is something to change to, and the job's policy only observes.
+    Observing,
 }
 
 impl Keep {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::InvalidSnapshot,
         Self::NoLinks,
         Self::NoCompute,
@@ -73,6 +77,8 @@ impl Keep {
         Self::NotSure,
         Self::Dwell,
         Self::NotApplied,
+        Self::Pinned,
+        Self::Observing,
     ];
 
     /// The name in metrics and on the wire.
@@ -86,6 +92,8 @@ impl Keep {
             Self::NotSure => "not-sure",
             Self::Dwell => "dwell",
             Self::NotApplied => "not-applied",
+            Self::Pinned => "pinned",
+            Self::Observing => "observing",
         }
     }
 }
@@ -128,7 +136,10 @@ pub struct Report {
     pub best: Option<Alternative>,
     /// The plan that runs from here on.
     pub chosen: Plan,
-    /// Who found that plan: the list of candidates, or the search by bucket.
+    /// What it would change to, where the job's policy only observes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proposed: Option<Plan>,
+    /// Who found the plan that runs: the list of candidates, or the search by bucket.
     #[serde(default = "listed")]
     pub solver: Solver,
     /// The policy that ranks.

@@ -1,9 +1,9 @@
 //! Everything a decision needs, gathered by the caller; plain data that can be stored and replayed.
 
-use crate::{Config, Memory};
+use crate::{Config, JobPolicy, Memory};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, CompressorKind, Decision, Family, Gain, JobId, LinkMatrix, Plan, Seconds,
-    Selector, Timestamp, Version,
+    Bandwidth, CodecBytes, Collective, Decision, Family, Gain, JobId, LinkMatrix, Plan, Seconds, Selector, Timestamp,
+    Version,
 };
 use flexcomm_optimizer::{CoefficientBook, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,9 @@ pub struct Snapshot {
     pub overlap: f64,
     /// What the job's trainers can do.
     pub offer: Offer,
-    /// Kinds of compressors that the job's policy allows; absent: all. Dense always is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kinds: Option<BTreeSet<CompressorKind>>,
+    /// What is set for this job. Under the name `kinds` earlier releases stored all that there was of it.
+    #[serde(default, alias = "kinds", skip_serializing_if = "JobPolicy::is_default")]
+    pub policy: JobPolicy,
     /// The links between its ranks; absent while no estimate covers them.
     pub links: Option<Links>,
     /// gain(c) and t_comp(c) as far as measured.
@@ -216,7 +216,7 @@ impl Snapshot {
                 collectives: Collective::ALL.to_vec(),
                 ..Offer::default()
             },
-            kinds: None,
+            policy: JobPolicy::default(),
             links: None,
             profiles: Profiles::default(),
             times: Times::default(),

@@ -107,9 +107,12 @@ pub struct JobView {
     /// When and how it ended; null while it runs.
     #[serde(default)]
     pub ended: Option<EndedView>,
-    /// What its operator allows it.
+    /// What is set for it.
     #[serde(default)]
     pub policy: JobPolicy,
+    /// Who set that; see [`PolicyView::source`].
+    #[serde(default)]
+    pub policy_source: String,
     /// Nodes whose agents are silent, and ranks that no agent has announced. Steps count that the other ranks reported.
     #[serde(default)]
     pub missing: Vec<MissingView>,
@@ -118,21 +121,58 @@ pub struct JobView {
     pub doubted: Vec<DoubtView>,
 }
 
-/// What an operator allows a job: `PUT /api/v1/jobs/{id}/policy`, and part of the job's view.
+/// What is set for a job: `PUT /api/v1/jobs/{id}/policy`, and part of the job's view. What is absent is the default. Of a policy
+/// that is set, keys and values are checked by the controller.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default)]
 pub struct JobPolicy {
     /// Kinds of compressors that decisions and trials may use, such as `topk`, `fp16`, `powersgd`, with any parameters; null: all,
-    /// `["none"]`: dense alone, which is always allowed. Must be there.
-    #[serde(deserialize_with = "Option::deserialize")]
+    /// `["none"]`: dense alone, which is always allowed.
     pub kinds: Option<Vec<String>>,
+    /// How candidates are ranked: a policy's name, or a table of its name and settings, as `planner.policy` of the configuration takes
+    /// it; absent: that of the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub objective: Option<serde_json::Value>,
+    /// Least effective gain of what is decided, 0 to 1; dense keeps 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_gain: Option<f64>,
+    /// Largest share of a step's time that compressing may take, 0 or more; dense takes none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_overhead: Option<f64>,
+    /// Whether it is only reported what would be decided: nothing is changed or tried.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub observe: bool,
+    /// What is in force whatever is expected of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pin: Option<Pin>,
+}
+
+/// A plan that is in force until a time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Of all buckets, or of each.
+    pub strategy: StrategyWire,
+    /// RFC 3339; from then on the pin has no effect. Null: until the policy is changed.
+    #[serde(default)]
+    pub until: Option<String>,
+}
+
+/// What is set for a job and by whom: `GET /api/v1/jobs/{id}/policy`, and the answer to `DELETE`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// What counts.
+    pub policy: JobPolicy,
+    /// `operator`: over REST. `script`: in the training script. `controller`: nothing is set for the job, and the controller's
+    /// configuration counts alone.
+    pub source: String,
 }
 
 /// Answer to `PUT /api/v1/jobs/{id}/policy`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PolicySet {
-    /// What counts from now on, by the names that compressors have here; null: all.
-    pub kinds: Option<Vec<String>>,
+    /// What counts from now on, compressors by the names that they have here.
+    #[serde(flatten)]
+    pub policy: JobPolicy,
     /// Kinds that are listed and no candidates as things are.
     pub not_offered: Vec<NotOffered>,
     /// What cannot be said yet, as a sentence.

@@ -5,15 +5,14 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use flexcomm_domain::{JobId, Strategy};
-use flexcomm_planner::{TRIAL_ITERATIONS, one_of_each, thinned};
+use flexcomm_planner::{JobPolicy, TRIAL_ITERATIONS, one_of_each, thinned};
 use flexcomm_wire::api::{
-    DecisionView, HistoryEntry, IntervalView, JobPolicy, JobView, PolicySet, RunView, SnapshotEntry, TrialView,
+    DecisionView, HistoryEntry, IntervalView, JobView, PolicySet, PolicyView, RunView, SnapshotEntry, TrialView,
 };
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-use std::fmt;
+use serde_json::Value;
 use std::sync::Arc;
 
 use super::body::Body;
@@ -129,7 +128,7 @@ pub(super) async fn snapshots(
 }
 
 /// The last look at the job, also when it changed nothing.
-pub(super) async fn report(State(app): Shared, Job(JobRow { job, .. }): Job) -> Answer<serde_json::Value> {
+pub(super) async fn report(State(app): Shared, Job(JobRow { job, .. }): Job) -> Answer<Value> {
     let status = app.statuses.lock().get(&job).cloned().unwrap_or_default();
     Ok(Json(serde_json::json!({ "at_us": status.at.0, "waiting": status.waiting, "report": status.report })))
 }
@@ -170,39 +169,36 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
     }
 }
 
-/// Body of a policy; nothing but an object, where serde's structs may be lists, too.
-pub(super) struct AskPolicy(JobPolicy);
-
-impl<'de> Deserialize<'de> for AskPolicy {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(OfObject).map(Self)
-    }
+/// What is set for a job, and by whom.
+pub(super) async fn policy(Job(row): Job) -> Json<PolicyView> {
+    Json(policy::view(&row))
 }
 
-struct OfObject;
-
-impl<'de> Visitor<'de> for OfObject {
-    type Value = JobPolicy;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with the key kinds, such as {\"kinds\": [\"topk\"]}")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<JobPolicy, A::Error> {
-        JobPolicy::deserialize(MapAccessDeserializer::new(map))
-    }
-}
-
-/// Sets what a job may use, from the next look on; it stays for later runs under the name.
-pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<AskPolicy>) -> Answer<PolicySet> {
+/// Sets what counts for a job, from the next look on; it stays for later runs under the name.
+pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<Value>) -> Answer<PolicySet> {
     let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
-    let kinds = policy::asked(&asked.0).map_err(refused)?;
-    let answer = policy::answer(&kinds, snapshot(&app, &row).await?).map_err(refused)?;
-    if !app.store.put_policy(&row.job, &kinds).await? {
-        return Err(unknown(&row.job));
-    }
-    app.wake.notify_one();
+    let policy = JobPolicy::read(&asked).map_err(|e| refused(e.into()))?;
+    let answer = policy::answer(&policy, snapshot(&app, &row).await?, app.clock.now()).map_err(refused)?;
+    put_policy(&app, &row, Some(&policy)).await?;
     Ok(Json(answer))
+}
+
+/// Takes back what an operator set; answers what counts from then on.
+pub(super) async fn reset_policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
+    put_policy(&app, &row, None).await?;
+    Ok(Json(policy::view(&JobRow { policy: None, ..row })))
+}
+
+async fn put_policy(app: &App, row: &JobRow, policy: Option<&JobPolicy>) -> Result<(), ApiError> {
+    let job = &row.job;
+    if !app.store.put_policy(job, policy).await? {
+        return Err(unknown(job));
+    }
+    let text = |policy: Option<&JobPolicy>| policy.and_then(|policy| serde_json::to_string(policy).ok());
+    let (before, now) = (text(row.policy.as_ref()), text(policy));
+    tracing::info!(%job, ?before, ?now, "an operator changed the job's policy");
+    app.wake.notify_one();
+    Ok(())
 }
 
 /// Body of a request for a trial: `{}` for the default candidates.
@@ -218,7 +214,7 @@ struct Candidate(StrategyWire);
 
 impl<'de> Deserialize<'de> for Candidate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let written = serde_json::Value::deserialize(deserializer)?;
+        let written = Value::deserialize(deserializer)?;
         let form = |_| {
             D::Error::custom(format!(
                 "{written} is no strategy: expected a text COMPRESSOR/COLLECTIVE[:SELECTION], such as \
@@ -233,7 +229,7 @@ pub(super) async fn ask_trial(
     State(app): Shared,
     Job(row): Job,
     Body(ask): Body<AskTrial>,
-) -> Result<(StatusCode, Json<serde_json::Value>), ApiError> {
+) -> Result<(StatusCode, Json<Value>), ApiError> {
     let job = &row.job;
     if row.ended.is_some() {
         return Err(ApiError::Conflict(format!("job {job} has ended")));
@@ -278,12 +274,10 @@ fn runnable(snapshot: &flexcomm_planner::Snapshot, candidates: &[Strategy]) -> R
     let has = |s: &Strategy| s.is_dense() || offer.codecs.contains_key(&s.family());
     let lacks = |s: &&Strategy| !has(s) || !offer.collectives.contains(&s.collective());
     let Some(lacking) = candidates.iter().find(lacks) else { return Ok(()) };
-    let (codecs, collectives) = (offer.codecs.keys().map(ToString::to_string), &offer.collectives);
     Err(ApiError::Unprocessable(format!(
-        "the trainers of job {} cannot run {lacking}: they have {} by {}",
+        "the trainers of job {} cannot run {lacking}: they have {}",
         snapshot.job,
-        codecs.collect::<Vec<_>>().join(", "),
-        collectives.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        policy::offered(snapshot)
     )))
 }
 

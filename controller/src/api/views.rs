@@ -83,6 +83,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
     let measured = parts.measured.as_ref();
     let status = parts.status.as_ref();
+    let policy = policy::view(&row);
     JobView {
         job: row.job,
         run: row.run,
@@ -102,7 +103,8 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         predicted_step_us: status.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
         ended: row.ended.map(|at| ended(at, row.how)),
-        policy: policy::shown(&row.kinds),
+        policy: policy.policy,
+        policy_source: policy.source,
         missing: parts.missing.iter().map(missing).collect(),
         doubted: status.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
     }

@@ -12,6 +12,7 @@ use crate::doubts::Doubt;
 use crate::limits::PROFILE_TRIALS;
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests};
 use crate::measure::{self, Doubted, RecentSteps, WholeStep};
+use crate::policy;
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
 
 /// One job at one moment.
@@ -81,10 +82,10 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let size = (job.gradient_values, job.world as usize);
     let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
+    let (policy, _) = policy::in_force(job);
     let snapshot = Arc::new(Snapshot {
         backend: job.backend.clone(),
         offer: offer(ranks, job.gradient_values, &mut waiting),
-        kinds: job.kinds.clone(),
         links,
         profiles,
         times,
@@ -97,9 +98,10 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
         config: flexcomm_planner::Config {
-            policy: app.config.planner.policy.of_momentum(job.momentum),
+            policy: policy.objective.as_ref().unwrap_or(&app.config.planner.policy).of_momentum(job.momentum),
             ..app.config.planner.clone()
         },
+        policy,
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
     });
     let trial = ended(&trials, &reports);

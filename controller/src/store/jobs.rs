@@ -1,7 +1,7 @@
 //! Jobs and their ranks.
 
 use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version, words};
-use flexcomm_wire::api::JobPolicy;
+use flexcomm_planner::JobPolicy;
 use flexcomm_wire::{CodecInfo, JobSeen};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
@@ -12,7 +12,6 @@ use super::statement::{column, row, sql};
 use super::write::Transaction;
 use super::{Result, Store, StoreError, decisions, json, trials};
 use crate::limits::{MAX_JOBS, RUNS};
-use crate::policy::{self, Kinds};
 
 pub(super) const RUNNING: &str = "SELECT * FROM jobs WHERE ended_us IS NULL ORDER BY created_us DESC";
 
@@ -41,8 +40,8 @@ pub struct JobRow {
     pub how: Option<End>,
     /// The newest version that earlier runs under the name had.
     pub earlier: Version,
-    /// Kinds of compressors that its operator allows.
-    pub kinds: Kinds,
+    /// What its operator set; `None` where none did.
+    pub policy: Option<JobPolicy>,
     /// Newest training loss.
     pub loss: Option<f64>,
     /// Newest held-out accuracy.
@@ -106,7 +105,7 @@ pub struct RankRow {
 row! {
     JobRow {
         job, run, world, gradient_values, buckets, momentum, backend, created: created_us, ended: ended_us, earlier: first_version,
-        loss, accuracy; how by ended_how, kinds by policy_kinds
+        policy, loss, accuracy; how by ended_how
     }
 }
 row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how by ended_how });
@@ -118,10 +117,6 @@ fn ended_how(row: &SqliteRow) -> sqlx::Result<Option<End>> {
     let (ended, how): (Option<Timestamp>, Option<String>) = (column(row, "ended_us")?, column(row, "ended_how")?);
     let known = |how: String| End::ALL.iter().copied().find(|end| how == end.as_str());
     Ok(ended.and(how).and_then(known))
-}
-
-fn policy_kinds(row: &SqliteRow) -> sqlx::Result<Kinds> {
-    Ok(column::<Option<JobPolicy>>(row, "policy")?.as_ref().and_then(policy::stored))
 }
 
 impl Store {
@@ -148,10 +143,10 @@ impl Store {
         tx.commit().await
     }
 
-    /// Stores which kinds of compressors a job may use. False: there is no such job.
-    pub async fn put_policy(&self, job: &JobId, kinds: &Kinds) -> Result<bool> {
+    /// Stores what an operator set for a job; `None`: nothing any longer. False: there is no such job.
+    pub async fn put_policy(&self, job: &JobId, policy: Option<&JobPolicy>) -> Result<bool> {
         let operation = "store a job's policy";
-        let policy = json(operation, &policy::shown(kinds))?;
+        let policy = policy.map(|policy| json(operation, policy)).transpose()?;
         let statement = sql!(operation, "UPDATE jobs SET policy = $2 WHERE job = $1", job, policy);
         Ok(self.write.execute(Tables::REST, statement).await? > 0)
     }
@@ -474,21 +469,31 @@ mod tests {
     async fn a_policy_outlives_restarts_and_runs_and_goes_with_the_name() {
         let (store, dir) = scratch().await;
         let first = begun(&store, Timestamp(1)).await;
-        assert_eq!(first.kinds, None);
-        let only: Kinds = Some(["fp16".parse().unwrap(), "topk".parse().unwrap()].into());
-        assert!(store.put_policy(&first.job, &only).await.unwrap());
-        assert!(!store.put_policy(&"other".parse().unwrap(), &only).await.unwrap());
+        assert_eq!(first.policy, None);
+        let policy = |text: &str| JobPolicy::read(&serde_json::from_str(text).unwrap()).unwrap();
+        let all = policy(
+            r#"{"kinds": ["fp16"], "objective": "knee", "least_gain": 0.1, "most_overhead": 0.2,
+                "pin": {"strategy": "fp16/dense-ring", "until": "2026-11-21T08:30:00.000001Z"}}"#,
+        );
+        for some in [policy(r#"{"observe": true}"#), all.clone()] {
+            assert!(store.put_policy(&first.job, Some(&some)).await.unwrap());
+            assert_eq!(store.job(&first.job).await.unwrap().unwrap().policy, Some(some));
+        }
+        assert!(!store.put_policy(&"other".parse().unwrap(), None).await.unwrap());
         store.close().await;
         let store = Store::open(&dir.path().join("test.db")).await.unwrap();
-        assert_eq!(store.job(&first.job).await.unwrap().unwrap().kinds, only);
-        assert_eq!(begun(&store, Timestamp(2)).await.kinds, only, "another run");
+        assert_eq!(store.job(&first.job).await.unwrap().unwrap().policy.as_ref(), Some(&all));
+        assert_eq!(begun(&store, Timestamp(2)).await.policy, Some(all), "another run");
+        assert!(store.put_policy(&first.job, None).await.unwrap());
+        assert_eq!(store.job(&first.job).await.unwrap().unwrap().policy, None);
         // Of a release that had more kinds, and an order of its own.
         let mut tx = store.write.begin("write").await.unwrap();
         sqlx::query(r#"UPDATE jobs SET policy = '{"kinds":["topk","later","fp16"]}'"#).execute(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(store.job(&first.job).await.unwrap().unwrap().kinds, only);
+        let only = policy(r#"{"kinds": ["topk", "fp16"]}"#);
+        assert_eq!(store.job(&first.job).await.unwrap().unwrap().policy, Some(only));
         assert_eq!(store.delete_job(&first.job, &[]).await.unwrap(), Deletion::Done);
-        assert_eq!(begun(&store, Timestamp(3)).await.kinds, None, "a new job");
+        assert_eq!(begun(&store, Timestamp(3)).await.policy, None, "a new job");
     }
 
     #[tokio::test]

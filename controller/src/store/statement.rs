@@ -1,8 +1,9 @@
 //! Statements with their values and with what they are for, which errors name; rows as what they are.
 
 use flexcomm_domain::{JobId, NodeName, Plan, RunId, Strategy, Timestamp, Version};
+use flexcomm_planner::JobPolicy;
 use flexcomm_wire::StrategyWire;
-use flexcomm_wire::api::{JobPolicy, ScenarioSet};
+use flexcomm_wire::api::ScenarioSet;
 use serde::de::DeserializeOwned;
 use sqlx::error::BoxDynError;
 use sqlx::query::Query;

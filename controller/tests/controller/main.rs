@@ -10,6 +10,7 @@ mod full_disk;
 mod missing;
 mod modes;
 mod openapi;
+mod policy;
 mod restart;
 mod runs;
 mod story;

@@ -3,7 +3,7 @@
 use crate::common::{Agent, Api, Network, Server, VALUES, config, job, node};
 use flexcomm_domain::{CodecCost, Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
-use flexcomm_wire::api::{JobPolicy, ScenarioSet};
+use flexcomm_wire::api::{JobPolicy, Pin, ScenarioSet};
 use flexcomm_wire::{
     DecisionOrder, EchoPeer, Heartbeat, JobOrders, Orders, PathReport, ProbePlan, Register, ReportBody, ShapeOrder,
     ShapeReport, ThroughputGrant, ThroughputReport, TrialOrder,
@@ -164,6 +164,18 @@ fn scenario() -> ScenarioSet {
     ScenarioSet { label: "C1".into(), latency_us: 1.0, jitter_us: 1.0, loss: 0.1, bandwidth_bps: 1e6, nodes }
 }
 
+/// Every key set; in truth `observe` and `pin` do not go together.
+fn policy() -> JobPolicy {
+    JobPolicy {
+        kinds: Some(vec!["topk".into(), "onebit".into()]),
+        objective: Some(json!({ "name": "knee", "unit_s": 0.1 })),
+        least_gain: Some(0.1),
+        most_overhead: Some(0.5),
+        observe: true,
+        pin: Some(Pin { strategy: strategy(), until: Some("2126-11-21T08:30:00Z".into()) }),
+    }
+}
+
 fn document() -> Document {
     Document(serde_json::from_str(include_str!("../../src/api/openapi.json")).unwrap())
 }
@@ -183,7 +195,7 @@ fn bodies_and_orders_are_described_field_by_field() {
         ("Orders", json!(orders())),
         ("ScenarioSet", json!(scenario())),
         ("AskTrial", json!({ "candidates": [strategy()] })),
-        ("JobPolicy", json!(JobPolicy { kinds: Some(vec!["topk".into()]) })),
+        ("JobPolicy", json!(policy())),
     ];
     for (name, sample) in &samples {
         document.check(document.named(name), sample, Fit::Full).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -273,10 +285,19 @@ async fn answers_are_described_field_by_field() {
         seen.insert(real);
     }
     assert!(seen.len() >= 16, "{seen:?}");
-    let set = api.put("/api/v1/jobs/j/policy", &json!({ "kinds": ["topk", "onebit"] })).await;
-    let set: Value = set.json().await.unwrap();
-    assert_eq!(set["not_offered"].as_array().unwrap().len(), 1, "{set}");
+    let path = "/api/v1/jobs/j/policy";
+    let mut set: Value = json!({});
+    for given in [JobPolicy { observe: false, ..policy() }, JobPolicy { pin: None, ..policy() }] {
+        let answer: Value = api.put(path, &given).await.json().await.unwrap();
+        assert_eq!(answer["not_offered"].as_array().unwrap().len(), 1, "{answer}");
+        let view: Value = api.json(path).await;
+        document.check(document.named("PolicyView"), &view, Fit::Valid).unwrap();
+        assert_eq!((view["policy"]["kinds"].clone(), &view["source"]), (json!(["onebit", "topk"]), &json!("operator")));
+        set.as_object_mut().unwrap().extend(answer.as_object().unwrap().clone());
+    }
     document.check(document.named("PolicySet"), &set, Fit::Full).unwrap();
+    let view: Value = api.delete(path).await.json().await.unwrap();
+    document.check(document.named("PolicyView"), &view, Fit::Valid).unwrap();
     let problem: Value = api.get("/nowhere").await.json().await.unwrap();
     document.check(document.named("Problem"), &problem, Fit::Full).unwrap();
     server.stop().await;

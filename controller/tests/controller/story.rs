@@ -12,12 +12,12 @@ use flexcomm_wire::api::{
 use serde_json::Value;
 
 const FAST: Network = Network { latency_us: 100.0, bandwidth_bps: 100e9 };
-const SLOW: Network = Network { latency_us: 1000.0, bandwidth_bps: 100e6 };
+pub const SLOW: Network = Network { latency_us: 1000.0, bandwidth_bps: 100e6 };
 
 /// Two agents with a rank each, and trainers that follow orders.
-struct Cluster {
-    agents: [Agent; 2],
-    network: Network,
+pub struct Cluster {
+    pub agents: [Agent; 2],
+    pub network: Network,
     step: u64,
     version: u64,
     strategy: Strategy,
@@ -29,7 +29,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    async fn start(api: &Api) -> Self {
+    pub async fn start(api: &Api) -> Self {
         let mut agents = [Agent::new("a", 0), Agent::new("b", 1)];
         for agent in &mut agents {
             assert!(agent.register(api).await.status().is_success());
@@ -88,7 +88,7 @@ impl Cluster {
         }
     }
 
-    async fn train_until<T>(&mut self, api: &Api, what: &str, mut look: impl AsyncFnMut(&Api) -> Option<T>) -> T {
+    pub async fn train_until<T>(&mut self, api: &Api, what: &str, mut look: impl AsyncFnMut(&Api) -> Option<T>) -> T {
         api.until(what, async |api| {
             self.train(api).await;
             look(api).await
@@ -97,7 +97,7 @@ impl Cluster {
     }
 }
 
-async fn decision(api: &Api) -> Option<DecisionView> {
+pub async fn decision(api: &Api) -> Option<DecisionView> {
     let answer = api.get("/api/v1/jobs/j/decision").await;
     if answer.status() == 404 { None } else { Some(answer.json().await.unwrap()) }
 }
@@ -183,14 +183,16 @@ async fn the_history_says_why(api: &Api, first: &DecisionView, second: &Decision
 }
 
 /// Every decision, and the newest look, by what is stored of them.
-async fn all_is_decided_again_the_same(api: &Api, decisions: usize) {
+pub async fn all_is_decided_again_the_same(api: &Api, decisions: usize) {
     let entries: Vec<SnapshotEntry> = api.json("/api/v1/jobs/j/snapshots").await;
     let replayed: Vec<Replayed> = entries.iter().map(|entry| replay(entry, &Settings::new())).collect();
     assert!(replayed.iter().all(|r| r.comparison == Comparison::Same), "{replayed:#?}");
     assert!(replayed.iter().all(|r| r.form.is_empty() && r.at.is_some()), "{replayed:#?}");
     let made = |r: &&Replayed| r.recorded.as_ref().is_some_and(|choice| choice.verdict == "change");
     assert!(replayed.iter().filter(made).count() >= decisions && decisions >= 2, "{replayed:#?}");
+}
 
+async fn snapshots_are_paged(api: &Api) {
     let versions = async |query: &str| -> Vec<u64> {
         let page: Vec<SnapshotEntry> = api.json(&format!("/api/v1/jobs/j/snapshots{query}")).await;
         page.iter().map(|entry| entry.version).collect()
@@ -271,6 +273,7 @@ async fn the_decision_follows_the_network_and_history_says_why() {
     a_trial_is_asked_for(&mut cluster, &api).await;
     let decisions = the_history_says_why(&api, &applied, &second).await;
     all_is_decided_again_the_same(&api, decisions).await;
+    snapshots_are_paged(&api).await;
     time_is_predicted_and_measured(&mut cluster, &api, &second).await;
 
     for agent in &mut cluster.agents {

@@ -1,6 +1,7 @@
 //! Passes or refuses an outcome before it is published. Shares no code with `decide` and none with what it believes: it judges from the
 //! snapshot alone, and has its own canonical text for the digest.
 
+mod policy;
 mod report;
 mod rules;
 
@@ -13,7 +14,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
     /// Name of the rule, for metrics: `version`, `parent`, `job`, `digest`, `offered`, `dwell`, `applied`, `no-change`, `finite`,
-    /// `links`, `report`, `trial`.
+    /// `links`, `report`, `trial`, `observe`, `pin`, `limits`.
     pub rule: &'static str,
     /// What was found, with numbers.
     pub what: String,
@@ -30,11 +31,17 @@ pub fn check(snapshot: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<Viol
     let mut found = Findings::default();
     report::finite(outcome, &mut found);
     rules::trial(snapshot, outcome, &mut found);
+    let pin = policy::pin(snapshot, now);
+    policy::untouched(snapshot, outcome, pin, &mut found);
     if let Verdict::Change(decision) = &outcome.verdict {
+        let pinned = pin.is_some_and(|pin| *pin == decision.plan);
         rules::identity(snapshot, decision, now, &mut found);
-        rules::offered(snapshot, decision, &mut found);
-        rules::timing(snapshot, decision, now, &mut found);
-        report::chosen(snapshot, outcome, decision, &mut found);
+        rules::offered(snapshot, decision, pinned, &mut found);
+        rules::timing(snapshot, decision, (now, pinned), &mut found);
+        report::chosen(snapshot, outcome, (decision, pinned), &mut found);
+        if !pinned {
+            policy::limits(snapshot, outcome, decision, &mut found);
+        }
     }
     found.0
 }

@@ -21,11 +21,12 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
 }
 
 /// What is chosen is the report's, and its step is the sum of its parts.
-pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut Findings) {
+/// What is pinned needs no prediction.
+pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, (d, pinned): (&Decision, bool), found: &mut Findings) {
     let r = &outcome.report;
     found.expect(r.chosen == d.plan, "report", || format!("reports {} but decides {}", r.chosen, d.plan));
     let Some(a) = r.alternatives.iter().find(|a| a.plan == d.plan) else {
-        return found.expect(false, "report", || format!("no predicted times for {}", d.plan));
+        return found.expect(pinned, "report", || format!("no predicted times for {}", d.plan));
     };
     let compute_s = s.compute.map_or(0.0, |c| c.get());
     let step_s = compute_s + a.t_comp_s + a.t_sync_s;

@@ -44,7 +44,8 @@ fn canonical(plan: &Plan) -> String {
 }
 
 /// All buckets' strategies are offered. One for all buckets has a candidate's ratio; by bucket any between the least and the largest.
-pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
+/// What is pinned has any, and neither policy nor settings have to allow it.
+pub(super) fn offered(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Findings) {
     let ratios = || s.config.crs.iter().map(|cr| cr.get());
     let (least, most) = (ratios().fold(1.0, f64::min), ratios().fold(0.0, f64::max));
     let by_bucket = d.plan.alike().is_none();
@@ -56,9 +57,10 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
         if x.is_dense() {
             continue;
         }
-        found.expect(may_run(s, x), "offered", || format!("the job has no {}, or it is not allowed", x.family()));
+        let allowed = if pinned { s.offer.codecs.contains_key(&x.family()) } else { may_run(s, x) };
+        found.expect(allowed, "offered", || format!("the job has no {}, or it is not allowed", x.family()));
         let within = |cr: f64| by_bucket && (least..=most).contains(&cr);
-        let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr) || within(cr.get()));
+        let ratio = x.spec().ratio().is_none_or(|cr| pinned || s.config.crs.contains(&cr) || within(cr.get()));
         found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
         found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
     }
@@ -73,20 +75,21 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
 pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
     let (family, spec) = (x.family(), x.spec());
     let enabled = s.config.compressors.as_ref().is_none_or(|only| only.iter().any(|x| x.covers(&family)));
-    let kind = s.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
+    let kind = s.policy.kinds.as_ref().is_none_or(|only| only.iter().any(|kind| kind.name() == family.name()));
     let sound = spec.memory().is_some() || !spec.is_biased_without_memory() || s.config.biased_without_memory;
-    let named = s.kinds.is_some() || s.config.compressors.is_some() || !s.offer.on_request.contains(&family);
+    let named = s.policy.kinds.is_some() || s.config.compressors.is_some() || !s.offer.on_request.contains(&family);
     s.offer.codecs.contains_key(&family) && enabled && kind && sound && named
 }
 
 /// A change comes after the dwell time, and where the links are known; back to dense a job may go at any time. Where the clock has jumped
-/// back, nothing is known of when the last decision was made.
-pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, found: &mut Findings) {
-    found.expect(s.links.is_some() && s.compute.is_some(), "links", || "decided without links or steps".into());
-    let Some(current) = s.in_force.as_ref().filter(|_| !d.plan.is_dense()) else { return };
+/// back, nothing is known of when the last decision was made. What is pinned waits only for the last decision to be in force.
+pub(super) fn timing(s: &Snapshot, d: &Decision, (now, pinned): (Timestamp, bool), found: &mut Findings) {
+    let known = pinned || s.links.is_some() && s.compute.is_some();
+    found.expect(known, "links", || "decided without links or steps".into());
+    let Some(current) = s.in_force.as_ref().filter(|_| pinned || !d.plan.is_dense()) else { return };
     let from = current.decision.decided_at;
     let (passed_s, dwell_s) = (now.0.saturating_sub(from.0) as f64 * 1e-6, s.config.dwell_s.get());
-    found.expect(now < from || passed_s >= dwell_s, "dwell", || {
+    found.expect(pinned || now < from || passed_s >= dwell_s, "dwell", || {
         format!("{passed_s} s after the last decision, least is {dwell_s} s")
     });
     let timeout_s = s.config.apply_timeout_s.get();

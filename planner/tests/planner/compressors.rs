@@ -162,12 +162,12 @@ fn what_is_offered_on_request_is_a_candidate_where_policy_or_settings_name_it() 
     job.s.offer.codecs.insert("signsgd".parse().unwrap(), CodecBytes { value_bytes: 0.04, ..CodecBytes::DENSE });
     job.s.offer.on_request.insert("signsgd".parse().unwrap());
     assert!(job.call().report.left_out.is_empty(), "nor that it would be biased");
-    job.s.kinds = Some(["topk", "signsgd"].map(|kind| kind.parse().unwrap()).into());
+    job.s.policy.kinds = Some(["topk", "signsgd"].map(|kind| kind.parse().unwrap()).into());
     let left_out = job.call().report.left_out;
     assert_eq!(left_out, [("signsgd".parse().unwrap(), flexcomm_planner::LeftOut::Biased)], "of what the policy names");
-    job.s.kinds = Some(["topk", "terngrad"].map(|kind| kind.parse().unwrap()).into());
+    job.s.policy.kinds = Some(["topk", "terngrad"].map(|kind| kind.parse().unwrap()).into());
     assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [true, true, false]);
-    job.s.kinds = None;
+    job.s.policy.kinds = None;
     job.s.config.compressors = Some(["dgc(k=*)+ef(vanilla)".parse().unwrap()].into());
     assert_eq!(texts.map(|text| is_candidate(&mut job, text)), [false, false, true]);
 }
@@ -185,7 +185,7 @@ fn every_compressor_offered_on_request_is_decided_where_the_policy_names_it_and_
         job.network(0.001, 40e6);
         let outcome = job.call();
         assert!(outcome.trial.is_none() && outcome.report.alternatives.iter().all(|a| a.plan.is_dense()), "{family}");
-        job.s.kinds = Some([(&family).into()].into());
+        job.s.policy.kinds = Some([(&family).into()].into());
         assert!(is_candidate(&mut job, &family.to_string()), "{family}");
         job.wait(1000.0);
         let outcome = job.call();
@@ -205,7 +205,7 @@ fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     assert!(!job.strategy().is_dense(), "{}", first.report.why);
     let before = job.strategy().family().name();
     job.wait(1000.0);
-    job.s.kinds = Some(["bf16".parse().unwrap()].into());
+    job.s.policy.kinds = Some(["bf16".parse().unwrap()].into());
     let outcome = job.call();
     assert!(before != "bf16" && job.strategy().family().name() == "bf16", "{}", outcome.report.why);
     let kinds = |outcome: &flexcomm_planner::Outcome| -> Vec<&str> {
@@ -215,7 +215,7 @@ fn a_job_runs_and_tries_only_the_kinds_that_its_policy_allows() {
     let asked = outcome.trial.iter().flat_map(|trial| &trial.candidates).map(|x| x.family().name());
     assert!(asked.clone().all(|kind| kind == "bf16"), "{:?}", asked.collect::<Vec<_>>());
     job.wait(1000.0);
-    job.s.kinds = Some([].into());
+    job.s.policy.kinds = Some([].into());
     let outcome = job.call();
     assert!(job.strategy().is_dense() && kinds(&outcome).iter().all(|kind| *kind == "none"), "dense always may");
 }

@@ -5,5 +5,6 @@ mod checker;
 mod common;
 mod compressors;
 mod decisions;
+mod policy;
 mod properties;
 mod trials;
