@@ -7,6 +7,7 @@
 //! is a new file in `sim/scenarios/`.
 
 pub mod model;
+mod policy;
 pub mod run;
 pub mod scenario;
 pub mod schedule;

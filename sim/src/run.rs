@@ -1,5 +1,6 @@
 //! Plays a schedule on a world with the real planner in charge, the checker on every outcome.
 
+use crate::policy;
 use crate::schedule::Schedule;
 use crate::world::{BACKEND, Store, World};
 use flexcomm_domain::{Digest, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
@@ -36,6 +37,8 @@ pub struct Faults {
     pub clock_jumps: f64,
     /// Share of looks before which the planner's memory is lost.
     pub amnesia: f64,
+    /// Share of looks before which the job's policy is replaced by another one, drawn at random.
+    pub policies: f64,
     /// By how many times too large or too small rank 0's links are reported, latency and bandwidth; 0: they are as estimated.
     pub lying: f64,
 }
@@ -305,6 +308,11 @@ impl<'a> Player<'a> {
         }
         if chance(faults.amnesia, &mut self.rng) {
             self.snapshot.memory = Default::default();
+        }
+        if chance(faults.policies, &mut self.rng) {
+            let policy = policy::random(&self.snapshot, Timestamp(self.clock_us), &mut self.rng);
+            self.snapshot.config.policy = policy.objective.clone().unwrap_or_else(|| self.setup.config.policy.clone());
+            self.snapshot.policy = policy;
         }
         let blind = chance(faults.blind, &mut self.rng);
         self.snapshot.links = self.links.clone().filter(|_| !blind);

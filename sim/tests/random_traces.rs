@@ -87,15 +87,30 @@ fn thousands_of_looks_with_everything_failing_break_no_rule() {
     eprintln!("{looks} looks, no broken rule");
 }
 
+/// The checker has its own rules for policies: of each kind some look must have been judged by them.
+#[test]
+fn policies_that_change_break_no_rule_and_are_followed() {
+    let mut kept = std::collections::BTreeMap::<&str, u64>::new();
+    let mut pinned = 0;
+    for seed in 0..6 {
+        let r = run(&setup(seed, Faults { policies: 0.05, ..Faults::default() }, 20.0), seed);
+        assert!(r.violations.is_empty() && !r.stuck, "{:?}", r.violations.first());
+        r.kept.iter().for_each(|(keep, looks)| *kept.entry(keep).or_default() += looks);
+        pinned += r.made.iter().filter(|m| m.outcome.report.why.contains("is pinned")).count();
+    }
+    assert!(kept["pinned"] > 20 && kept["observing"] > 20 && pinned > 5, "{pinned} pins followed, {kept:?}");
+}
+
 /// Everything fails now and then, and in one run of three a node is wrong about its links.
 fn faults(seed: u64) -> Faults {
     let lying = if seed.is_multiple_of(3) { [0.001, 0.1, 10.0, 1000.0][(seed / 3 % 4) as usize] } else { 0.0 };
-    Faults { silent: 0.3, blind: 0.2, lost_trials: 0.5, clock_jumps: 0.02, amnesia: 0.02, lying }
+    Faults { silent: 0.3, blind: 0.2, lost_trials: 0.5, clock_jumps: 0.02, amnesia: 0.02, policies: 0.02, lying }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
-    let faults = Faults { silent: 0.1, blind: 0.1, lost_trials: 0.5, clock_jumps: 0.01, amnesia: 0.01, lying: 0.0 };
+    let faults = Faults { silent: 0.1, blind: 0.1, lost_trials: 0.5, clock_jumps: 0.01, ..Faults::default() };
+    let faults = Faults { amnesia: 0.01, policies: 0.05, ..faults };
     let play = |seed| run(&setup(3, faults, 10.0), seed).transcript;
     assert_eq!(play(5), play(5));
     assert_ne!(play(5), play(6));
