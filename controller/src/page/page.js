@@ -221,6 +221,7 @@ async function showJob(job) {
   const [decision, intervals, trials, report, progress] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
   const newest = (intervals || []).at(-1);
   showNow(decision, report, newest, job);
+  $("now-policy").replaceChildren(...policyWords(job));
   showEnd(job.ended);
   showMissing(job.missing);
   showDoubted(job.doubted);
@@ -243,6 +244,21 @@ function showNow(decision, report, newest, { missing }) {
   $("now-why").textContent = decision ? decision.reason : waiting.join("; ");
   const last = report && report.report;
   $("now-look").replaceChildren(...(last && last.why ? [el("b", {}, `Last look, ${ago(Math.max(0, Date.now() - report.at_us / 1000))} ago: `), last.why] : []));
+}
+
+/** What is set for the job alone and by whom, in words. */
+function policyWords({ policy, policy_source: source }) {
+  const { kinds, objective, least_gain: gain, most_overhead: overhead, observe, pin } = policy;
+  const over = pin && pin.until && Date.parse(pin.until) <= Date.now();
+  const parts = [
+    observe && "observes only, nothing changes",
+    pin && `${over ? "was pinned" : "pinned"} to ${strategyWords(pin.strategy)} until ${pin.until || "this is changed"}`,
+    objective && `ranks by ${objective.name}`,
+    gain !== undefined && `keeps a gain of ${share(gain)} at least`,
+    overhead !== undefined && `compresses for ${percent(overhead)} of a step at most`,
+    kinds && `uses ${kinds.join(", ")} alone`,
+  ].filter(Boolean);
+  return parts.length ? [el("b", {}, `Set by the ${source}: `), parts.join("; ")] : [];
 }
 
 /** When and how a run ended, in words. */
