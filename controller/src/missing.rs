@@ -129,6 +129,7 @@ mod tests {
             node: NodeName::new(node).unwrap(),
             codecs: vec![],
             collectives: vec![],
+            policy: None,
             seen: Timestamp(0),
             left: None,
         }

@@ -4,13 +4,15 @@ use flexcomm_domain::{CompressorKind, Timestamp, words};
 use flexcomm_planner::{JobPolicy, JobPolicyError, Pin, Snapshot, rfc3339};
 use flexcomm_wire::api::{self, NotOffered, PolicySet, PolicyView};
 
-use crate::store::JobRow;
+use crate::store::{JobRow, RankRow};
 
 words! {
     /// Who set the policy that counts.
     pub enum Source {
         /// An operator, over REST.
         Operator = "operator",
+        /// Its training script; of several ranks that set one, the lowest.
+        Script = "script",
         /// Nothing is set for the job: the controller's settings alone.
         Controller = "controller",
     }
@@ -45,12 +47,25 @@ pub enum PolicyError {
     },
 }
 
-/// What counts for a job, and who set it.
-pub fn in_force(job: &JobRow) -> (JobPolicy, Source) {
-    match &job.policy {
-        Some(policy) => (policy.clone(), Source::Operator),
-        None => (JobPolicy::default(), Source::Controller),
+/// What counts for a job of these ranks, and who set it: all of it the operator, or else the script.
+pub fn in_force(job: &JobRow, ranks: &[RankRow]) -> (JobPolicy, Source) {
+    match (&job.policy, in_script(ranks).next()) {
+        (Some(policy), _) => (policy.clone(), Source::Operator),
+        (None, Some((_, policy))) => (policy.clone(), Source::Script),
+        (None, None) => (JobPolicy::default(), Source::Controller),
     }
+}
+
+/// What scripts set, by rank.
+fn in_script(ranks: &[RankRow]) -> impl Iterator<Item = (u32, &JobPolicy)> {
+    ranks.iter().filter_map(|row| Some((row.rank, row.policy.as_ref()?)))
+}
+
+/// That the ranks' scripts set different policies, as a sentence.
+pub fn differ(ranks: &[RankRow]) -> Option<String> {
+    let (counts, policy) = in_script(ranks).next()?;
+    let (other, _) = in_script(ranks).find(|(_, other)| *other != policy)?;
+    Some(format!("the script sets other policies on rank {counts} and on rank {other}: that of rank {counts} counts"))
 }
 
 /// What it is answered for a job of which this is known.
@@ -103,7 +118,7 @@ pub fn shown(policy: &JobPolicy) -> api::JobPolicy {
 }
 
 /// What counts for a job, as it is answered.
-pub fn view(job: &JobRow) -> PolicyView {
-    let (policy, source) = in_force(job);
+pub fn view(job: &JobRow, ranks: &[RankRow]) -> PolicyView {
+    let (policy, source) = in_force(job, ranks);
     PolicyView { policy: shown(&policy), source: source.as_str().to_owned() }
 }

@@ -160,9 +160,9 @@ impl Core {
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
     /// to decide among in place of the default ones, which stay on request. What compressing takes is measured on the CUDA device of
-    /// this number, if one is given. `momentum` is the optimizer's, if it has one.
+    /// this number, if one is given. `momentum` is the optimizer's, if it has one, `policy` what the script sets for the job, as JSON.
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
-    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None))]
+    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None, policy=None))]
     fn connect(
         &self,
         py: Python<'_>,
@@ -172,8 +172,10 @@ impl Core {
         candidates: Option<Vec<String>>,
         ordinal: Option<u32>,
         momentum: Option<f64>,
+        policy: Option<&str>,
     ) -> PyResult<()> {
         guard(py, || {
+            let policy = policy.map(serde_json::from_str).transpose().map_err(Failure::input)?;
             if let Some(bad) = collectives.iter().find(|c| c.parse::<Collective>().is_err()) {
                 return Err(Failure::input(format!("collective {bad:?} is not known")));
             }
@@ -191,6 +193,7 @@ impl Core {
                 // Known once DDP has rebuilt them: `Session::say_buckets`.
                 buckets: Vec::new(),
                 momentum,
+                policy,
                 backend,
                 codecs,
                 collectives,

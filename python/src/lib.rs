@@ -79,6 +79,14 @@ mod _core {
         Ok(names::candidate(text)?.to_string())
     }
 
+    /// What a script sets for its job, given and answered as JSON.
+    #[pyfunction]
+    fn parse_policy(text: &str) -> PyResult<String> {
+        let written = serde_json::from_str(text).map_err(guard::Failure::input)?;
+        let policy = flexcomm_planner::JobPolicy::read(&written).map_err(guard::Failure::input)?;
+        Ok(serde_json::to_string(&policy).map_err(guard::Failure::input)?)
+    }
+
     /// BytePS's map of strings as such a spec.
     #[pyfunction]
     fn parse_byteps(map: std::collections::BTreeMap<String, String>) -> PyResult<String> {

@@ -199,6 +199,13 @@ WRONG_KINDS = {
     "candidate typing error": ["candidates is ['fp16', 'topkk']", "topkk", "did you mean topk?"],
     "dense candidate": ["candidates is ['fp16', 'dense']", "dense is always a candidate", "leave it out"],
     "many candidates": ["candidates is [", "1 to 16 compressors as texts"],
+    "policy": ["policy is 'observe'", "a dict with any of the keys of a job's policy"],
+    "policy key": ["policy is {'kind': ['topk']}", 'unknown key "kind", did you mean kinds?'],
+    "policy kinds": ["policy is {'kinds': {'topk'}}", "set is not JSON serializable"],
+    "policy value": ["least_gain is 2, allowed is 0 to 1"],
+    "policy pin": ["pin.strategy: ", "did you mean topk?"],
+    "policy time": ["pin.until: ", "expected a time of RFC 3339"],
+    "policy pair": ["observe and pin do not go together"],
     "strange": ["SGD of 6 parameters", "model.parameters()", "leave it out"],
 }
 
@@ -224,6 +231,12 @@ def test_the_agent_is_offered_the_compressors_that_the_script_names(seen):
         assert named[0] == "none" and sorted(named[1:]) == ["fp16", "qsgd(s=16)", "topk(k=*)+ef(vanilla)"]
         # The default ones that it leaves out a job's policy may still ask for.
         assert set(others) == {*candidates, *on_request} - set(named)
+
+
+def test_what_the_script_sets_for_the_job_is_in_the_hello(seen):
+    for number, rank in enumerate(seen):
+        given, absent = rank["offered"]["policies"]
+        assert given == {"kinds": ["eightbit", "fp16"], **({} if number == 2 else {"observe": True})} and absent is None
 
 
 def test_ranks_that_name_different_candidates_are_refused(seen):

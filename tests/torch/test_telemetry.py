@@ -22,6 +22,14 @@ def seen(folder):  # noqa: F811
     return done.ranks()
 
 
+def test_what_the_script_sets_for_the_job_counts(seen):
+    for rank in seen:
+        policy = {"kinds": ["eightbit"], "objective": {"name": "knee", "unit_s": 0.0}, "observe": True}
+        assert (rank["job"]["policy"], rank["job"]["policy_source"]) == (policy, "script")
+        assert rank["report"]["report"]["policy"] == "knee"
+        assert any("on rank 0 and on rank 1" in why for why in rank["report"]["waiting"]), rank["report"]["waiting"]
+
+
 def test_steps_under_a_text_are_shown_with_their_costs(seen):
     for rank in seen:
         assert rank["equal"] and rank["intervals"], rank

@@ -142,6 +142,7 @@ mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "lab-tcp".into(),
             codecs: vec![],
             collectives: vec![],

@@ -17,6 +17,8 @@ const MAX_NAMES: usize = 64;
 const MAX_BUCKETS: usize = 4096;
 /// Longest name of a backend, codec or collective, in bytes.
 const MAX_NAME: usize = 63;
+/// Longest policy as JSON, in bytes: all kinds of compressors, and the longest plan.
+const MAX_POLICY: usize = 8192;
 /// Longest believable part of a step in µs: an hour.
 const MAX_PART_US: f64 = 3.6e9;
 /// Longest believable trial in µs: a day.
@@ -122,7 +124,7 @@ impl ReportBody {
 impl JobSeen {
     /// Checks every value.
     pub fn check(&self) -> Result<(), BadValue> {
-        let Self { rank, world, gradient_values, buckets, momentum, codecs, collectives, .. } = self;
+        let Self { rank, world, gradient_values, buckets, momentum, policy, codecs, collectives, .. } = self;
         if !(1..=MAX_WORLD).contains(world) || rank >= world {
             return bad(format!("rank {rank} of {world}: allowed are 1 to {MAX_WORLD} ranks, numbered from 0"));
         }
@@ -132,6 +134,11 @@ impl JobSeen {
         check_buckets(buckets, *gradient_values)?;
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..1.0).contains(momentum)) {
             return bad(format!("momentum is {momentum}, allowed is 0 to below 1"));
+        }
+        if let Some(length) =
+            policy.as_ref().map(|policy| policy.to_string().len()).filter(|length| *length > MAX_POLICY)
+        {
+            return bad(format!("a policy of {length} bytes, allowed are {MAX_POLICY}"));
         }
         if codecs.len() > MAX_NAMES || collectives.len() > MAX_NAMES {
             return bad(format!(
@@ -350,6 +357,7 @@ mod tests {
             gradient_values: 1000,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "gloo".into(),
             codecs,
             collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
@@ -367,6 +375,14 @@ mod tests {
         for bad in [1.0, -0.1, f64::NAN, f64::INFINITY] {
             assert!(with(bad).unwrap_err().0.contains("momentum"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_policy_has_a_limit_and_is_otherwise_the_controllers_to_judge() {
+        let with =
+            |policy: serde_json::Value| JobSeen { policy: Some(policy), ..job_seen(vec![], &["dense-ring"]) }.check();
+        assert_eq!(with(serde_json::json!({ "of a later release": [1] })), Ok(()));
+        assert!(with("x".repeat(MAX_POLICY).into()).unwrap_err().0.contains("allowed are 8192"));
     }
 
     #[test]

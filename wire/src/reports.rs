@@ -236,6 +236,10 @@ pub struct JobSeen {
     /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
+    /// What the training script set for the job, as `PUT /api/v1/jobs/{id}/policy` takes it ([`crate::api::JobPolicy`]); absent where it
+    /// set nothing, and from older trainers. Agents hand it on as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<serde_json::Value>,
     /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: coefficients are fitted per backend.
     pub backend: String,
     /// The compressors it has, with their real wire sizes.

@@ -29,6 +29,10 @@ pub struct Hello {
     /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
+    /// What the training script set for the job, as `PUT /api/v1/jobs/{id}/policy` takes it ([`crate::api::JobPolicy`]); absent where it
+    /// set nothing, and from older trainers. Agents hand it on as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<serde_json::Value>,
     /// What moves the bytes.
     pub backend: String,
     /// The compressors it has.
@@ -237,6 +241,17 @@ mod tests {
     }
 
     /// What trainers of earlier releases say means what it meant.
+    /// What a trainer of a release without policies says, and what one that sets none says now.
+    #[test]
+    fn a_hello_without_a_policy_is_as_it_was() {
+        let text = r#"{"protocol":3,"job":"j","rank":0,"world":2,"gradient_values":10,"backend":"x","codecs":[],"collectives":[]}"#;
+        let hello: Hello = serde_json::from_str(text).unwrap();
+        assert_eq!((&hello.policy, serde_json::to_string(&hello).unwrap().as_str()), (&None, text));
+        let with = text.replace(r#""backend""#, r#""policy":{"later":1,"observe":true},"backend""#);
+        let hello: Hello = serde_json::from_str(&with).unwrap();
+        assert_eq!(serde_json::to_string(&hello).unwrap(), with, "with keys that this release does not know");
+    }
+
     #[test]
     fn codecs_of_older_trainers_are_linear() {
         let text = r#"{"compressor":"topk","header_bytes":16,"index_bytes":4.0,"value_bytes":4.0}"#;

@@ -41,7 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-tuner", &[]),
     ("exchange", &["domain", "compression", "gpu-kernels"]),
     ("bench", &["domain", "signals", "compression", "gpu-kernels"]),
-    ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange"]),
+    ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange", "planner"]),
     ("agent", &["domain", "log", "wire", "probes"]),
     ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
     ("lab", &["domain", "signals", "wire", "trainer", "compression", "exchange", "collectives", "sim"]),

@@ -489,6 +489,7 @@ pub(super) mod tests {
             gradient_values: 1000,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: hello.backend,
             codecs: vec![],
             collectives: vec![],

@@ -101,14 +101,27 @@ impl Session {
 }
 
 fn check_hello(hello: Hello) -> Result<JobSeen, String> {
-    let Hello { protocol, job, run, rank, world, gradient_values, buckets, momentum, backend, codecs, collectives } =
-        hello;
+    let Hello {
+        protocol,
+        job,
+        run,
+        rank,
+        world,
+        gradient_values,
+        buckets,
+        momentum,
+        policy,
+        backend,
+        codecs,
+        collectives,
+    } = hello;
     if protocol != PROTOCOL {
         return Err(format!(
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
         ));
     }
-    let seen = JobSeen { job, run, rank, world, gradient_values, buckets, momentum, backend, codecs, collectives };
+    let seen =
+        JobSeen { job, run, rank, world, gradient_values, buckets, momentum, policy, backend, codecs, collectives };
     seen.check().map_err(|bad| bad.to_string())?;
     Ok(seen)
 }
@@ -130,6 +143,7 @@ pub(crate) mod tests {
             gradient_values: 1000,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "lab-tcp".into(),
             codecs: vec![],
             collectives: vec!["dense-ring".into()],

@@ -170,8 +170,8 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
 }
 
 /// What is set for a job, and by whom.
-pub(super) async fn policy(Job(row): Job) -> Json<PolicyView> {
-    Json(policy::view(&row))
+pub(super) async fn policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
+    Ok(Json(policy::view(&row, &app.store.ranks(&row.job).await?)))
 }
 
 /// Sets what counts for a job, from the next look on; it stays for later runs under the name.
@@ -186,7 +186,8 @@ pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): B
 /// Takes back what an operator set; answers what counts from then on.
 pub(super) async fn reset_policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
     put_policy(&app, &row, None).await?;
-    Ok(Json(policy::view(&JobRow { policy: None, ..row })))
+    let ranks = app.store.ranks(&row.job).await?;
+    Ok(Json(policy::view(&JobRow { policy: None, ..row }, &ranks)))
 }
 
 async fn put_policy(app: &App, row: &JobRow, policy: Option<&JobPolicy>) -> Result<(), ApiError> {

@@ -83,7 +83,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
     let measured = parts.measured.as_ref();
     let status = parts.status.as_ref();
-    let policy = policy::view(&row);
+    let policy = policy::view(&row, parts.ranks);
     JobView {
         job: row.job,
         run: row.run,

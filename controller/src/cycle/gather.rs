@@ -82,7 +82,8 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let size = (job.gradient_values, job.world as usize);
     let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
-    let (policy, _) = policy::in_force(job);
+    waiting.extend(policy::differ(ranks));
+    let (policy, _) = policy::in_force(job, ranks);
     let snapshot = Arc::new(Snapshot {
         backend: job.backend.clone(),
         offer: offer(ranks, job.gradient_values, &mut waiting),
@@ -203,6 +204,7 @@ pub mod tests {
             node: node.parse().unwrap(),
             codecs: codecs.iter().map(info).collect(),
             collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
+            policy: None,
             seen: Timestamp(0),
             left: None,
         }

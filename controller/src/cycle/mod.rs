@@ -189,6 +189,7 @@ mod tests {
             gradient_values: 1_000_000,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "x".into(),
             codecs,
             collectives: vec!["dense-ring".into(), "dense-tree".into()],

@@ -475,6 +475,7 @@ mod tests {
             gradient_values: 10,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "x".into(),
             codecs: vec![],
             collectives: vec!["dense-ring".into()],

@@ -96,6 +96,8 @@ pub struct RankRow {
     pub codecs: Vec<CodecInfo>,
     /// Collectives it can run.
     pub collectives: Vec<String>,
+    /// What its script set for the job.
+    pub policy: Option<JobPolicy>,
     /// When its trainer said hello.
     pub seen: Timestamp,
     /// When it left.
@@ -109,7 +111,7 @@ row! {
     }
 }
 row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how by ended_how });
-row!(RankRow { rank, node, codecs, collectives, seen: seen_us, left: left_us });
+row!(RankRow { rank, node, codecs, collectives, policy, seen: seen_us, left: left_us });
 
 /// How a run ended that has: one that began again keeps nothing of an end before. How runs of older releases ended is not
 /// known.
@@ -329,10 +331,14 @@ pub(super) async fn running(db: &mut SqliteConnection) -> Result<u64> {
 /// Stores that a rank is there. All ranks of a run have the same buckets; one that does not know them yet says none.
 pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobSeen, now: Timestamp) -> Result<()> {
     let operation = "store a rank";
-    let text = "INSERT OR REPLACE INTO ranks (job, rank, node, codecs, collectives, seen_us, left_us)
-        VALUES ($1, $2, $3, $4, $5, $6, NULL)";
+    let text = "INSERT OR REPLACE INTO ranks (job, rank, node, codecs, collectives, seen_us, left_us, policy)
+        VALUES ($1, $2, $3, $4, $5, $6, NULL, $7)";
     let (codecs, collectives) = (json(operation, &seen.codecs)?, json(operation, &seen.collectives)?);
-    sql!(operation, text, seen.job, seen.rank, node, codecs, collectives, now).execute(&mut *db).await?;
+    let policy = seen.policy.as_ref().map(ToString::to_string);
+    if let Some(Err(error)) = seen.policy.as_ref().map(JobPolicy::read) {
+        tracing::warn!(job = %seen.job, rank = seen.rank, %error, "of the policy in the script counts only what is known here");
+    }
+    sql!(operation, text, seen.job, seen.rank, node, codecs, collectives, now, policy).execute(&mut *db).await?;
     let buckets = Some(&seen.buckets).filter(|buckets| !buckets.is_empty());
     let buckets = buckets.map(|buckets| json(operation, buckets)).transpose()?;
     let text = "UPDATE jobs SET ended_us = NULL, ended_how = NULL, buckets = coalesce($2, buckets) WHERE job = $1";

@@ -332,6 +332,7 @@ pub(crate) mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "x".into(),
             codecs: vec![],
             collectives: vec![],

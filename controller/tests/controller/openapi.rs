@@ -111,6 +111,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     let mut hello = agent.hello();
     if let ReportBody::JobSeen(seen) = &mut hello {
         (seen.buckets, seen.momentum) = (vec![VALUES - 1, 1], Some(0.9));
+        seen.policy = Some(json!(policy()));
         let costs = [CodecCost { value_s: 1e-9, kept_s: 0.0 }; 2];
         seen.codecs.iter_mut().for_each(|codec| {
             (codec.index_coding, codec.times) = (Some("least".into()), Some(costs.into()));

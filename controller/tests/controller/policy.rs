@@ -27,6 +27,15 @@ async fn decided(cluster: &mut Cluster, api: &Api, what: &str, is: impl Fn(&Deci
     cluster.train_until(api, what, look).await
 }
 
+/// By the newest look: what is not admitted has no score.
+async fn dense_alone_is_admitted(api: &Api) {
+    let report = report(api).await;
+    let all = report["alternatives"].as_array().unwrap();
+    let admitted = |a: &&Value| a["score"].is_number();
+    let is_dense = |a: &Value| a["strategy"].as_str().unwrap().starts_with("none/");
+    assert!(all.len() > 5 && all.iter().filter(admitted).all(is_dense), "{report:#}");
+}
+
 async fn announced(api: &Api) -> Cluster {
     let mut cluster = Cluster::start(api).await;
     for agent in &mut cluster.agents {
@@ -65,12 +74,13 @@ async fn what_is_set_for_a_job_counts_from_the_next_look_on() {
     set(&api, json!({ "kinds": null })).await;
     decided(&mut cluster, &api, "a ratio for the slow network", |d| d.strategy != PINNED && d.cr < 1.0).await;
     set(&api, json!({ "least_gain": 1 })).await;
-    let dense = decided(&mut cluster, &api, "dense", |d| d.cr == 1.0).await;
-    assert!(dense.reason.contains("its policy admits"), "{}", dense.reason);
+    decided(&mut cluster, &api, "dense", |d| d.cr == 1.0).await;
+    dense_alone_is_admitted(&api).await;
     set(&api, json!({})).await;
     decided(&mut cluster, &api, "compression again", |d| d.cr < 1.0).await;
     set(&api, json!({ "most_overhead": 0 })).await;
     let dense = decided(&mut cluster, &api, "dense again", |d| d.cr == 1.0).await;
+    dense_alone_is_admitted(&api).await;
 
     set(&api, json!({ "objective": "knee" })).await;
     let named = async |api: &Api| Some(report(api).await).filter(|report| report["policy"] == "knee");
@@ -82,6 +92,36 @@ async fn what_is_set_for_a_job_counts_from_the_next_look_on() {
     let default = async |api: &Api| Some(report(api).await).filter(|report| report["policy"] == "time-to-quality");
     cluster.train_until(&api, "a look as before", default).await;
     all_is_decided_again_the_same(&api, dense.version as usize).await;
+    server.stop().await;
+}
+
+/// Of ranks whose scripts differ the lowest counts, until an operator sets a policy, and again when that is taken back.
+#[tokio::test]
+async fn what_the_script_sets_counts_until_an_operator_sets_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(config(dir.path())).await;
+    let api = Api::new(&server.url);
+    let mut cluster = Cluster::start(&api).await;
+    let scripts = [json!({ "observe": true, "of a later release": 1 }), json!({ "least_gain": 0.5 })];
+    for (agent, policy) in cluster.agents.iter_mut().zip(scripts).rev() {
+        let mut hello = agent.hello();
+        if let flexcomm_wire::ReportBody::JobSeen(seen) = &mut hello {
+            seen.policy = Some(policy);
+        }
+        assert_eq!(agent.report(&api, vec![hello]).await.rejected, 0);
+    }
+    let view: PolicyView = api.json(PATH).await;
+    assert_eq!((view.policy.observe, view.policy.least_gain, view.source.as_str()), (true, None, "script"));
+    verdict(&mut cluster, &api, "observing").await;
+    let waiting = api.json::<Value>("/api/v1/jobs/j/report").await["waiting"].to_string();
+    assert!(waiting.contains("on rank 0 and on rank 1: that of rank 0 counts"), "{waiting}");
+
+    set(&api, json!({})).await;
+    cluster.train_until(&api, "a decision", async |api| decision(api).await).await;
+    let job: JobView = api.json("/api/v1/jobs/j").await;
+    assert_eq!((job.policy, job.policy_source.as_str()), (Default::default(), "operator"), "all of it is replaced");
+    let view: PolicyView = api.delete(PATH).await.json().await.unwrap();
+    assert_eq!((view.policy.observe, view.source.as_str()), (true, "script"));
     server.stop().await;
 }
 

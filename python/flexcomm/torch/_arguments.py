@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
 import os
 import re
@@ -67,6 +68,8 @@ class Settings:
     selection: str
     #: Compressors to decide among, in canonical form; none: the default ones.
     candidates: list[str] | None
+    #: What is set for the job, as JSON; none: nothing. Ranks may differ in it: the controller takes the lowest one's.
+    policy: str | None
     #: As this rank's script or environment names it; empty where they do not.
     job: str
     socket: str | None
@@ -76,8 +79,8 @@ class Settings:
 
 
 def read(
-    *, strategy: Any, initial: Any, selection: Any, candidates: Any, job: Any, socket: Any, on_nonfinite: Any, scaler: Any,
-    shadow_share: Any, seed: Any, register: Any,
+    *, strategy: Any, initial: Any, selection: Any, candidates: Any, policy: Any, job: Any, socket: Any, on_nonfinite: Any,
+    scaler: Any, shadow_share: Any, seed: Any, register: Any,
 ) -> Settings:
     """Reads them. Ranges of numbers and names of jobs are the core's to check."""
     if not isinstance(selection, str) or selection not in _SELECTIONS:
@@ -94,6 +97,7 @@ def read(
         fixed=strategy is not None,
         selection=selection,
         candidates=_candidates(candidates),
+        policy=_policy(policy),
         job=job,
         socket=_socket(socket),
         propagate=_propagates(on_nonfinite, scaler),
@@ -150,6 +154,17 @@ def _candidates(given: Any) -> list[str] | None:
         return sorted({_core.parse_candidate(text) for text in texts})
     except ValueError as refused:
         raise ValueError(f"candidates is {shown(texts)}: {refused}") from None
+
+
+def _policy(given: Any) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise _refused("policy", given, "a dict with any of the keys of a job's policy, for example {'kinds': ['topk']}; None: no policy")
+    try:
+        return _core.parse_policy(json.dumps(dict(given), allow_nan=False))
+    except (TypeError, ValueError) as refused:
+        raise ValueError(f"policy is {shown(given)}: {refused}") from None
 
 
 def _socket(given: Any) -> str | None:

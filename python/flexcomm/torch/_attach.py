@@ -27,6 +27,7 @@ def attach(
     initial: str | Mapping[str, str] = "dense",
     selection: str = "decision",
     candidates: Sequence[str] | None = None,
+    policy: Mapping[str, Any] | None = None,
     group: dist.ProcessGroup | None = None,
     job: str | None = None,
     socket: str | None = None,
@@ -64,6 +65,12 @@ def attach(
         The compressors that decisions choose among besides dense, with or without their ratio, for example
         ``["fp16", "topk(k=*)+ef(vanilla)", "terngrad"]``; otherwise the default ones. The job's policy and the controller's
         settings may allow fewer, and name others.
+    policy:
+        What decisions about this job may be, as ``PUT /api/v1/jobs/JOB/policy`` takes it, for example ``{"kinds": ["topk"],
+        "least_gain": 0.3}`` or ``{"observe": True}``. Every key may be left out: ``kinds`` (only these compressors),
+        ``objective`` (how candidates are ranked), ``least_gain`` and ``most_overhead`` (limits), ``observe`` (only report),
+        ``pin`` (``{"strategy": ..., "until": ...}``: this one until a time of RFC 3339; once that has passed, it has no effect).
+        A policy that an operator sets takes its place as a whole. Where ranks set different ones, the lowest rank's counts.
     group:
         The process group of the model, if it is not the default one.
     job:
@@ -89,8 +96,8 @@ def attach(
 
     def settings() -> _arguments.Settings:
         return _arguments.read(
-            strategy=strategy, initial=initial, selection=selection, candidates=candidates, job=job, socket=socket,
-            on_nonfinite=on_nonfinite, scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
+            strategy=strategy, initial=initial, selection=selection, candidates=candidates, policy=policy, job=job,
+            socket=socket, on_nonfinite=on_nonfinite, scaler=scaler, shadow_share=shadow_share, seed=seed, register=register,
         )
 
     def parts() -> Parts:

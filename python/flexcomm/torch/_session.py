@@ -121,7 +121,8 @@ class Session:
             # A controller that decides goes by what rank 0 has measured.
             measures = self._rank == 0 and not agreed.settings.fixed
             ordinal = self.hook.device.ordinal(p for _, p in agreed.named) if measures else None
-            self._core.connect(agreed.settings.socket, backend, collectives, agreed.settings.candidates, ordinal, self._rates.momentum())
+            candidates, policy, momentum = agreed.settings.candidates, agreed.settings.policy, self._rates.momentum()
+            self._core.connect(agreed.settings.socket, backend, collectives, candidates, ordinal, momentum, policy)
 
     def _announce(self) -> None:
         """Logs what is not as it might be expected."""

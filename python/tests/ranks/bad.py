@@ -329,6 +329,10 @@ def of_wrong_kinds(rank):
         "no candidates": {"candidates": []}, "number of candidates": {"candidates": 5}, "one candidate": {"candidates": "topk(k=*)+ef(vanilla)"},
         "candidate number": {"candidates": ["fp16", 5]}, "candidate typing error": {"candidates": ["fp16", "topkk"]},
         "dense candidate": {"candidates": ["fp16", "dense"]}, "many candidates": {"candidates": [f"qsgd(s={s})" for s in range(1, 18)]},
+        "policy": {"policy": "observe"}, "policy key": {"policy": {"kind": ["topk"]}}, "policy kinds": {"policy": {"kinds": {"topk"}}},
+        "policy value": {"policy": {"least_gain": 2}}, "policy pin": {"policy": {"pin": {"strategy": "topkk/allgather"}}},
+        "policy time": {"policy": {"pin": {"strategy": "fp16/dense-ring", "until": "tomorrow"}}},
+        "policy pair": {"policy": {"observe": True, "pin": {"strategy": "fp16/dense-ring"}}},
     }
     everywhere = {name: error_of(lambda _, of=of: flexcomm.torch.attach(model, **of)) for name, of in given.items()}
     alone = {n: error_of(lambda _, of=of: flexcomm.torch.attach(model, **(of if rank == 2 else {}))) for n, of in given.items()}
@@ -340,18 +344,24 @@ def offered(rank):
     """What a rank's hello offers to decide about, and on request alone: by default, where the script names compressors, and where rank 2
     names others than the rest."""
 
-    def hello(name, candidates):
+    def said(name, **given):
         agent = FakeAgent(FOLDER, f"{name}{rank}").start()
-        session = flexcomm.torch.attach(ddp(network()), candidates=candidates, socket=str(agent.path))
+        session = flexcomm.torch.attach(ddp(network()), socket=str(agent.path), **given)
         agent.wait_for("hello")
         session.close()
         (hello,) = agent.of_kind("hello")
-        codecs = hello["codecs"]
+        return hello
+
+    def hello(name, candidates):
+        codecs = said(name, candidates=candidates)["codecs"]
         return [[codec["compressor"] for codec in codecs if codec.get("on_request", False) == asked] for asked in (False, True)]
 
     named = ["topk(k=*)+ef(vanilla)", "fp16", "qsgd(s=16)", "fp16"]
     differ = error_of(lambda _: flexcomm.torch.attach(ddp(network()), candidates=["fp16", "terngrad"] if rank == 2 else ["fp16"]))
-    return {"default": hello("d", None), "named": hello("n", named), "differ": differ}
+    # Ranks may differ in it.
+    policy = {"kinds": ("u8bit", "fp16"), "least_gain": None, "observe": rank != 2}
+    policies = [said("p", policy=policy)["policy"], said("o").get("policy")]
+    return {"default": hello("d", None), "named": hello("n", named), "differ": differ, "policies": policies}
 
 
 def after_a_failure(rank, strategy):

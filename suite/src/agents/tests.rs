@@ -36,6 +36,7 @@ fn hello(rank: usize, world: usize) -> Hello {
         gradient_values: 1_000_000,
         buckets: Vec::new(),
         momentum: None,
+        policy: None,
         backend: "gloo".into(),
         codecs: ["topk", "fp16"].iter().map(codec).collect(),
         collectives: ["dense-ring", "allgather", "art-ring"].map(Into::into).to_vec(),

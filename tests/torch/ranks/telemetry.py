@@ -32,7 +32,8 @@ def intervals():
 with ranks() as (rank, world, seen):
     model = ddp(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    session = flexcomm.torch.attach(model, optimizer, strategy=TEXT, socket=os.environ["SOCKET"])
+    policy = {"kinds": ["u8bit"], "objective": "knee", "observe": rank == 0}
+    session = flexcomm.torch.attach(model, optimizer, strategy=TEXT, policy=policy, socket=os.environ["SOCKET"])
     began, found, step = time.monotonic(), [], 0
     while not all(everywhere(bool(found))) and time.monotonic() - began < MOST_SECONDS:
         for _ in range(20):
@@ -46,5 +47,6 @@ with ranks() as (rank, world, seen):
     seen |= {
         "intervals": found, "strategy": session.strategy, "equal": same(parameters_hash(model.module)), "sent": costs.sent,
         "job": ask("jobs/default"), "coefficients": ask("coefficients"), "rejected": ask("rejected-reports"),
+        "report": ask("jobs/default/report"),
     }
     session.close()

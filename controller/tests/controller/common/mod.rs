@@ -266,6 +266,7 @@ impl Agent {
             gradient_values: VALUES,
             buckets: Vec::new(),
             momentum: None,
+            policy: None,
             backend: "lab-tcp".into(),
             codecs: compressors.iter().map(codec).collect(),
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
