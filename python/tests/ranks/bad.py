@@ -344,7 +344,7 @@ def offered(rank):
     """What a rank's hello offers to decide about, and on request alone: by default, where the script names compressors, and where rank 2
     names others than the rest."""
 
-    def said(name, **given):
+    def hello_of(name, **given):
         agent = FakeAgent(FOLDER, f"{name}{rank}").start()
         session = flexcomm.torch.attach(ddp(network()), socket=str(agent.path), **given)
         agent.wait_for("hello")
@@ -353,14 +353,14 @@ def offered(rank):
         return hello
 
     def hello(name, candidates):
-        codecs = said(name, candidates=candidates)["codecs"]
+        codecs = hello_of(name, candidates=candidates)["codecs"]
         return [[codec["compressor"] for codec in codecs if codec.get("on_request", False) == asked] for asked in (False, True)]
 
     named = ["topk(k=*)+ef(vanilla)", "fp16", "qsgd(s=16)", "fp16"]
     differ = error_of(lambda _: flexcomm.torch.attach(ddp(network()), candidates=["fp16", "terngrad"] if rank == 2 else ["fp16"]))
     # Ranks may differ in it.
     policy = {"kinds": ("u8bit", "fp16"), "least_gain": None, "observe": rank != 2}
-    policies = [said("p", policy=policy)["policy"], said("o").get("policy")]
+    policies = [hello_of("p", policy=policy)["policy"], hello_of("o").get("policy")]
     return {"default": hello("d", None), "named": hello("n", named), "differ": differ, "policies": policies}
 
 
