@@ -35,6 +35,9 @@ pub struct WholeStep {
     pub gain: f64,
     /// Mean over the ranks that agree.
     pub bytes_sent: f64,
+    /// The share of each bucket in the energy of the gradient before error feedback, in the mean over the ranks that tell it; empty where
+    /// none does.
+    pub energies: Vec<f64>,
 }
 
 impl WholeStep {
@@ -240,6 +243,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
         step_us,
         gain: gain_over_ranks(ranks.iter().map(|r| (r.gain, r.energy)))?,
         bytes_sent: agreeing_mean(claims(|r| r.bytes_sent as f64))?,
+        energies: mean_shares(ranks.iter().filter_map(|r| r.bucket_energies.as_deref())),
     })
 }
 
@@ -248,6 +252,28 @@ fn agreeing_mean(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64
     let median = median_of_ranks(claims.clone())?;
     let near: Vec<f64> = claims.map(|(_, value)| value).filter(|value| credible(*value, median)).collect();
     Some(near.iter().sum::<f64>() / near.len() as f64)
+}
+
+/// The buckets' shares in the energy of the gradient, in the mean over the newest steps that tell them.
+pub fn bucket_energies(steps: &[WholeStep]) -> Vec<f32> {
+    mean_shares(steps.iter().map(|step| &step.energies[..])).into_iter().map(|share| share as f32).collect()
+}
+
+/// The mean of what each of some lists has as shares of its sum; of lists of several lengths, those as long as the last. Empty where
+/// there are none.
+fn mean_shares<'a>(lists: impl DoubleEndedIterator<Item = &'a [f64]> + Clone) -> Vec<f64> {
+    let counts = |list: &&[f64]| !list.is_empty() && list.iter().sum::<f64>() > 0.0;
+    let lists = lists.filter(counts);
+    let Some(length) = lists.clone().next_back().map(<[f64]>::len) else { return Vec::new() };
+    let mut shares = vec![0.0; length];
+    let mut count = 0.0;
+    for list in lists.filter(|list| list.len() == length) {
+        let all: f64 = list.iter().sum();
+        shares.iter_mut().zip(list).for_each(|(sum, energy)| *sum += energy / all);
+        count += 1.0;
+    }
+    shares.iter_mut().for_each(|sum| *sum /= count);
+    shares
 }
 
 /// Median; `None` of nothing.
@@ -328,6 +354,7 @@ pub(crate) mod tests {
             gain: 1.0 - f64::from(rank) / 10.0,
             energy: None,
             bytes_sent: 1000,
+            bucket_energies: None,
         }
     }
 
@@ -336,6 +363,29 @@ pub(crate) mod tests {
     }
 
     /// Ranks of an agent that is gone are not waited for; what they reported before counts.
+    #[test]
+    fn buckets_have_the_mean_of_their_shares_in_the_steps_that_tell_them() {
+        let with = |step, rank, energies: Option<&[f64]>| StepRow {
+            bucket_energies: energies.map(<[f64]>::to_vec),
+            ..row(step, rank, 0, 1.0)
+        };
+        let rows = [
+            with(1, 0, Some(&[1.0, 3.0])),
+            with(1, 1, Some(&[300.0, 100.0])),
+            with(2, 0, None),
+            with(2, 1, Some(&[0.0, 0.0])),
+            with(3, 0, Some(&[1.0, 0.0])),
+            with(3, 1, None),
+        ];
+        let steps = whole_steps(&rows, &BTreeSet::from([0, 1]));
+        let shares: Vec<_> = steps.iter().map(|step| step.energies.clone()).collect();
+        assert_eq!(shares, [vec![0.5, 0.5], vec![], vec![1.0, 0.0]], "a rank's scale does not count");
+        assert_eq!(bucket_energies(&steps), [0.75, 0.25]);
+        let other = whole_steps(&[with(4, 0, Some(&[1.0])), with(4, 1, None)], &BTreeSet::from([0, 1]));
+        assert_eq!(bucket_energies(&[steps, other].concat()), [1.0], "of other buckets than the newest have");
+        assert!(bucket_energies(&[]).is_empty());
+    }
+
     #[test]
     fn a_step_counts_when_the_expected_ranks_reported_it() {
         let rows = [row(1, 0, 1, 50.0), row(1, 1, 1, 30.0), row(2, 0, 1, 20.0), row(3, 1, 1, 1.0)];

@@ -563,7 +563,7 @@ mod tests {
     }
 
     fn shape() -> Shape {
-        Shape::new(&[], 0.1)
+        Shape::new(&[], &[], 0.1)
     }
 
     /// Of a network of 1 Gbit/s whose links, and dense steps, were measured for a while.

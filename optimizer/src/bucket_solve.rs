@@ -141,7 +141,8 @@ mod tests {
     }
 
     /// Without error feedback gains matter most, and the optimum is a ratio.
-    const POLICY: PolicyConfig = PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.05, exponent: Some(1.0) });
+    const POLICY: PolicyConfig =
+        PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: 0.05, exponent: Some(1.0), momentum: None });
 
     fn solved(n: u64, seed: u64) -> BucketSolution {
         let large = BucketProblem::new(&problem(), &buckets(n), &Space::default(), "topk".parse().unwrap()).unwrap();

@@ -30,7 +30,7 @@ pub use policy::{Choice, Policy, PolicyConfig};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
 pub use problem::{Evaluated, Evaluator, GainSource, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
-pub use quality::{Quality, exponent_of};
+pub use quality::{Delay, Quality};
 pub use space::{DEFAULT_CRS, Space};
 pub use terms::{Load, Paths, Terms, dense_bytes, terms};
 pub use times::{Times, TimesError};

@@ -62,7 +62,7 @@ impl Evaluated {
 
     /// What it leaves of the gradient.
     pub fn quality(&self) -> Quality {
-        Quality { gain: self.gain, variance: self.variance, delay: delay(self.strategy.spec()) }
+        Quality { gain: self.gain, variance: self.variance, delay: delay(&self.strategy) }
     }
 }
 

@@ -125,11 +125,11 @@ impl Beliefs {
         let Some((of, by_group)) = distinct(&[s.plan()], &shape, &evaluator) else { return };
         let by_group = &by_group[0];
         let few = (1.0 + 4.0 / m.steps as f64).sqrt();
-        let weights = weights(&shape, by_group, of.len());
+        let values = weights(shape.shares(), by_group, of.len());
         // What each takes of a whole gradient where all of them are off the table by the same factor.
         let times = table(s);
         let tables: Vec<f64> = of.iter().map(|e| table_s(s, &times, &e.strategy)).collect();
-        let all_s: f64 = tables.iter().zip(&weights).map(|(table_s, weight)| table_s * weight).sum();
+        let all_s: f64 = tables.iter().zip(&values).map(|(table_s, share)| table_s * share).sum();
         let factor = if all_s > 0.0 { m.t_comp.get() / all_s } else { 0.0 };
         let compress_s: Vec<f64> = match of.len() {
             1 => vec![m.t_comp.get()],
@@ -140,7 +140,8 @@ impl Beliefs {
         if self.exchange.steps(&paths, by_group, &shape, &seen) {
             self.changes.note(now);
         }
-        self.observe_kept(s, (&of, &weights), (&m, few), stayed_s);
+        let energies = weights(shape.energies(), by_group, of.len());
+        self.observe_kept(s, (&of, &energies), (&m, few), stayed_s);
         let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
         for (i, e) in compressed() {
             let noise = STEP_NOISE * few * compressed().count() as f64;
@@ -165,7 +166,7 @@ impl Beliefs {
         }
         let steps = stayed_s / m.t_step.get().max(1e-6);
         let known: f64 = known.iter().map(|(e, weight)| weight * e.gain.get()).sum();
-        // Energies are only about proportional to values.
+        // Of energies that are not known it is only about right.
         let kept = ((m.gain.get() - known) / share).clamp(1e-3, 0.999);
         let noise = m.gain_spread.max(0.03) * few;
         if let [(e, _)] = compressed[..] {
@@ -255,7 +256,7 @@ impl Beliefs {
         if of.iter().all(|e| e.strategy.is_dense()) {
             return Vec::new();
         }
-        let exponent = s.config.policy.time_to_quality().exponent();
+        let law = s.config.policy.time_to_quality().delay();
         let paths = paths(&of, self.exchange.common());
         let (costs, backward) = self.exchange.expected(&paths);
         let times = table(s);
@@ -266,7 +267,7 @@ impl Beliefs {
                 true => e.quality(),
                 false => quality(s, e, self.gains.expected((selector, cr), assumed(e.gain.get(), s.ranks))),
             };
-            Expected { cost, lost: quality.inverse_gain().ln(), steps: quality.steps(exponent).ln() }
+            Expected { cost, lost: quality.inverse_gain().ln(), steps: quality.steps(law).ln() }
         };
         let expected: Vec<Expected> = of.iter().zip(costs).map(expected).collect();
         let groups = Groups { shape: &shape, backward_s: backward * shape.compute_s, options: &expected };
@@ -301,7 +302,10 @@ impl Beliefs {
         let strategies = Sampled::new(s, of, comp, gains);
         let each = plans.into_iter().zip(by_group).zip(sync);
         each.filter_map(|((plan, by_group), sync)| {
-            strategies.priced(s, plan, &weights(&shape, &by_group, strategies.of.len()), &sync)
+            let count = strategies.of.len();
+            let values = weights(shape.shares(), &by_group, count);
+            let energies = weights(shape.energies(), &by_group, count);
+            strategies.priced(s, plan, (&values, &energies), &sync)
         })
         .collect()
     }
@@ -333,18 +337,18 @@ struct Sampled {
 
 impl Sampled {
     fn new(s: &Snapshot, of: Vec<Evaluated>, comp: Vec<Vec<f64>>, gains: Vec<Vec<f64>>) -> Self {
-        let exponent = s.config.policy.time_to_quality().exponent();
+        let law = s.config.policy.time_to_quality().delay();
         let steps = |(e, gains): (&Evaluated, &Vec<f64>)| -> Vec<f64> {
             if is_known(&e.strategy) {
-                return vec![e.quality().steps(exponent).ln(); DRAWS];
+                return vec![e.quality().steps(law).ln(); DRAWS];
             }
             // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not noise: a
             // residual that another compressor has left, above all.
             let missing = |gain: f64| match e.strategy.spec().rank() {
-                Some(_) => exponent * (e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln(),
+                Some(_) => law.steps((e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln()).ln(),
                 None => 0.0,
             };
-            gains.iter().map(|gain| quality(s, e, *gain).steps(exponent).ln() + missing(*gain)).collect()
+            gains.iter().map(|gain| quality(s, e, *gain).steps(law).ln() + missing(*gain)).collect()
         };
         let steps = of.iter().zip(&gains).map(steps).collect();
         let known = |(e, gains): (&Evaluated, Vec<f64>)| match is_known(&e.strategy) {
@@ -360,18 +364,19 @@ impl Sampled {
         Self { of, comp, gains, lost, steps }
     }
 
-    /// A plan of these strategies, by their shares of the gradient, whose steps wait for so long.
-    fn priced(&self, s: &Snapshot, plan: &Plan, weights: &[f64], sync: &[f64]) -> Option<Priced> {
+    /// A plan of these strategies, by their shares of the gradient's values and of its energy, whose steps wait for so long.
+    fn priced(&self, s: &Snapshot, plan: &Plan, (values, energies): (&[f64], &[f64]), sync: &[f64]) -> Option<Priced> {
         let compute = s.compute.unwrap_or(Seconds::ZERO);
-        let mixed = |samples: &[Vec<f64>]| -> Vec<f64> {
+        let mixed = |samples: &[Vec<f64>], weights: &[f64]| -> Vec<f64> {
             let mut all = vec![0.0; DRAWS];
             for (samples, weight) in samples.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
                 all.iter_mut().zip(samples).for_each(|(sum, x)| *sum += weight * x);
             }
             all
         };
-        let (comp, gains, steps) = (mixed(&self.comp), mixed(&self.gains), mixed(&self.steps));
-        let lost = if plan.alike().is_some() { Vec::new() } else { mixed(&self.lost) };
+        let (comp, gains, steps) =
+            (mixed(&self.comp, values), mixed(&self.gains, energies), mixed(&self.steps, energies));
+        let lost = if plan.alike().is_some() { Vec::new() } else { mixed(&self.lost, energies) };
         let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
         // Of a plan by bucket the last one's.
         let model = self.of.iter().find(|e| e.strategy == *plan.last())?;
@@ -409,7 +414,7 @@ impl Sampled {
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
         let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        let model_sync = self.of.iter().zip(weights).map(|(e, weight)| weight * e.t_sync.get()).sum();
+        let model_sync = self.of.iter().zip(values).map(|(e, share)| share * e.t_sync.get()).sum();
         Some(Priced { plan: plan.clone(), model_sync: seconds(model_sync), mean, scores, what })
     }
 }
@@ -441,12 +446,12 @@ fn distinct(plans: &[&Plan], shape: &Shape, evaluator: &Evaluator<'_>) -> Option
     Some((of, by_plan))
 }
 
-/// The share of the gradient that each of `count` strategies has.
-fn weights(shape: &Shape, by_group: &[usize], count: usize) -> Vec<f64> {
+/// What each of `count` strategies has of something of which these are the groups' shares.
+fn weights(shares: impl Iterator<Item = f64>, by_group: &[usize], count: usize) -> Vec<f64> {
     let mut weights = vec![0.0; count];
     match by_group.first().filter(|first| by_group.iter().all(|of| of == *first)) {
         Some(all) => weights[*all] = 1.0,
-        None => shape.shares().zip(by_group).for_each(|(share, of)| weights[*of] += share),
+        None => shares.zip(by_group).for_each(|(share, of)| weights[*of] += share),
     }
     weights
 }
@@ -484,7 +489,7 @@ fn table(s: &Snapshot) -> Times {
 }
 
 fn shape(s: &Snapshot) -> Shape {
-    Shape::new(&s.buckets, s.compute.map_or(0.0, Seconds::get))
+    Shape::new(&s.buckets, &s.energies, s.compute.map_or(0.0, Seconds::get))
 }
 
 /// What is assumed of gains before they are measured; `fixed` is that of a compressor without ratios.

@@ -78,29 +78,39 @@ impl Groups<'_> {
         let cost = |group: usize| self.options[choice[group]].cost;
         let waits_s = self.shape.exposed(self.backward_s, cost);
         let free_s = self.shape.exposed(self.backward_s, |group| Cost { compress_s: 0.0, ..cost(group) });
-        let compress_s = self.sum(choice, |option| option.cost.compress_s);
+        let compress_s = self.by_values(choice, |option| option.cost.compress_s);
         // Compressing delays the exchange of what is behind it, and may hide what is sent meanwhile.
         [(compress_s + waits_s - free_s).max(0.0), waits_s]
     }
 
-    fn sum(&self, choice: &[usize], of: impl Fn(&Expected) -> f64) -> f64 {
-        self.shape.shares().zip(choice).map(|(share, option)| share * of(&self.options[*option])).sum()
+    /// The mean over the groups, by their values.
+    fn by_values(&self, choice: &[usize], of: impl Fn(&Expected) -> f64) -> f64 {
+        self.mean(self.shape.shares(), choice, of)
+    }
+
+    /// The mean over the groups, by the energy of their gradients.
+    fn by_energy(&self, choice: &[usize], of: impl Fn(&Expected) -> f64) -> f64 {
+        self.mean(self.shape.energies(), choice, of)
+    }
+
+    fn mean(&self, shares: impl Iterator<Item = f64>, choice: &[usize], of: impl Fn(&Expected) -> f64) -> f64 {
+        shares.zip(choice).map(|(share, option)| share * of(&self.options[*option])).sum()
     }
 
     /// Seconds of compressing, and of the whole step.
     fn times(&self, choice: &[usize]) -> [f64; 2] {
         let waits_s = self.shape.exposed(self.backward_s, |group| self.options[choice[group]].cost);
-        let compress_s = self.sum(choice, |option| option.cost.compress_s);
+        let compress_s = self.by_values(choice, |option| option.cost.compress_s);
         [compress_s, self.shape.compute_s + compress_s + waits_s]
     }
 
     /// Seconds for the progress of a dense step.
     fn price(&self, choice: &[usize]) -> f64 {
-        self.times(choice)[1] * self.sum(choice, |option| option.steps).exp()
+        self.times(choice)[1] * self.by_energy(choice, |option| option.steps).exp()
     }
 
     fn is_admitted(&self, choice: &[usize], policy: &JobPolicy) -> bool {
-        policy.admits((-self.sum(choice, |option| option.lost)).exp(), self.times(choice))
+        policy.admits((-self.by_energy(choice, |option| option.lost)).exp(), self.times(choice))
     }
 
     /// The best plans by the price among those that NSGA-II finds and the job's policy admits, of which not all groups are alike; best
@@ -135,7 +145,7 @@ impl Search for Groups<'_> {
 
     fn objectives(&self, choice: &[usize]) -> [f64; 3] {
         let [t_comp, t_sync] = self.exposed(choice);
-        [t_comp, t_sync, self.sum(choice, |option| option.lost).exp()]
+        [t_comp, t_sync, self.by_energy(choice, |option| option.lost).exp()]
     }
 
     /// The best of those with one option for all groups, and of those with one for the first few and another for the rest.
@@ -179,7 +189,7 @@ mod tests {
     fn what_is_searched_is_what_listing_all_plans_finds() {
         let options = options();
         for backward_s in [0.02, 0.1, 0.3, 1.0] {
-            let shape = Shape::new(&[4, 1, 2, 6, 1, 3], backward_s / 0.6);
+            let shape = Shape::new(&[4, 1, 2, 6, 1, 3], &[], backward_s / 0.6);
             let groups = Groups { shape: &shape, backward_s, options: &options };
             let listed = groups.best(all(6, 3), 1).remove(0);
             let searched = groups.best(nsga::choices(&groups, &SETTINGS, 7).unwrap(), 1).remove(0);
@@ -193,12 +203,24 @@ mod tests {
     #[test]
     fn what_hides_behind_backward_stays_dense_and_the_last_bucket_is_compressed() {
         let options = options();
-        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], 1.0);
+        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], 1.0);
         let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
         let found = groups.found(1, &JobPolicy::default());
         assert!(found.len() > 1 && found[0][0] == 0 && found[0][5] != 0, "{found:?}");
         assert!(groups.price(&found[0]) < 0.98 * (0..3).map(|x| groups.price(&[x; 6])).fold(f64::INFINITY, f64::min));
         assert_eq!(found, groups.found(1, &JobPolicy::default()), "the same seed finds the same");
+    }
+
+    #[test]
+    fn a_bucket_costs_progress_by_its_energy_and_time_by_its_values() {
+        let options = options();
+        let [much, little] = [[0.1f32, 0.9], [0.9, 0.1]].map(|energies| {
+            let shape = Shape::new(&[6, 6], &energies, 0.1);
+            let groups = Groups { shape: &shape, backward_s: 0.05, options: &options };
+            (groups.price(&[0, 2]), groups.times(&[0, 2]), groups.best(vec![vec![0, 2], vec![2, 0]], 1).remove(0))
+        });
+        assert!(little.0 < much.0 && little.1 == much.1, "{little:?} {much:?}");
+        assert_eq!((little.2, much.2), (vec![0, 2], vec![2, 0]), "what has little of the energy is compressed");
     }
 
     #[test]

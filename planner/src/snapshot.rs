@@ -24,6 +24,10 @@ pub struct Snapshot {
     /// Values in each bucket of the gradient, in the order in which backward has them ready; empty: it is fused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
+    /// The share of each of these buckets in the energy ‖g‖² of the gradient before error feedback, as the newest steps show it. Where it
+    /// has not as many numbers as there are buckets, it is that of their values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub energies: Vec<f32>,
     /// What moves the bytes; selects the fitted coefficients.
     pub backend: String,
     /// Exponent of the overlap of computation and communication, 1 (none) to 10; see [`Problem::overlap`].
@@ -209,6 +213,7 @@ impl Snapshot {
             ranks,
             gradient_values,
             buckets: Vec::new(),
+            energies: Vec::new(),
             backend: String::new(),
             overlap: 1.0,
             offer: Offer {
@@ -295,7 +300,8 @@ impl Snapshot {
         if values != self.gradient_values || self.buckets.contains(&0) {
             return refuse("sum of the buckets' values", values as f64, "that of the gradient, none of them empty");
         }
-        Ok(())
+        let bad = self.energies.iter().find(|share| !(0.0..=1.0).contains(*share));
+        bad.map_or(Ok(()), |share| refuse("share of a bucket in the energy", f64::from(*share), "0 to 1"))
     }
 
     /// The optimizer's problem on these links, with these profiles. An unknown compute time counts as 0.

@@ -292,7 +292,7 @@ impl Core {
 
     /// What the newest step cost on this rank whose times are known, whatever ran.
     fn costs(&self) -> Option<Costs> {
-        self.lock().last.map(|costs| Costs {
+        self.lock().last.as_ref().map(|costs| Costs {
             compute: costs.compute.as_secs_f64(),
             compress: costs.comp.as_secs_f64(),
             sync: costs.sync.as_secs_f64(),

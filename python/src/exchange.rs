@@ -14,7 +14,7 @@ use flexcomm_compression::pipeline::Step;
 use flexcomm_exchange::{
     Arrived, Bucket, ExchangeError, HEAD_BYTES, Host, How, Leader, Ran, Round, Shared, Status, head, lock,
 };
-use flexcomm_trainer::Tick;
+use flexcomm_trainer::{Tick, squared_norm};
 use pyo3::prelude::*;
 use std::time::Instant;
 
@@ -141,16 +141,6 @@ impl Tagged {
     }
 }
 
-/// ‖g‖² of a gradient: eight sums, so that one addition need not wait for the one before.
-fn energy(values: &[f32]) -> f64 {
-    let (eights, rest) = values.as_chunks::<8>();
-    let mut sums = [0.0; 8];
-    for eight in eights {
-        sums.iter_mut().zip(eight).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
-    }
-    sums.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
-}
-
 fn described(round: &Round, outcome: Option<Region>) -> RoundPy {
     let (how, element, root) = match round.how {
         How::Gather => (HowPy::Gather, ElementPy::Byte, 0),
@@ -245,7 +235,7 @@ impl Core {
             session.observe_leader(leader, norms);
         }
         session.meter.other_work(began);
-        let fresh = session.fresh.remove(&exchange.index);
+        let fresh = session.fresh.get(&exchange.index).copied();
         session.meter.kept(energy, values, fresh);
         session.meter.done(energy);
         Ok(ran == Ran::Good)
@@ -267,7 +257,7 @@ impl Core {
     ) -> PyResult<Option<Transfer>> {
         guard(py, || {
             let values = gradient.map(|address| Span::of_floats(address, n).read::<f32>("the bucket")).transpose()?;
-            let fresh = values.filter(|_| self.lock().differs()).map(energy);
+            let fresh = values.filter(|_| self.lock().wants_energies()).map(squared_norm);
             let mut session = self.lock();
             let tick = session.now()?;
             let shared = session.store.bucket(index)?;
@@ -295,10 +285,10 @@ impl Core {
             }
             let exchanged = !fallback && (!cast || bucket.has_residual());
             drop(bucket);
-            match exchanged {
-                true => session.fresh.extend(fresh.map(|fresh| (index, fresh))),
+            session.fresh.extend(fresh.map(|fresh| (index, fresh)));
+            if !exchanged {
                 // There are no energies of it: it sends all of its gradient.
-                false => session.meter.kept(Energy::default(), n, fresh),
+                session.meter.kept(Energy::default(), n, fresh);
             }
             if let Some(values) = values.filter(|_| settled) {
                 session.observe(index, values)?;

@@ -94,7 +94,16 @@ impl Meter {
         let after = self.comp.saturating_sub(self.in_hook);
         let sync = (self.blocked + tail).saturating_sub(after);
         let energy = if alike { self.energy } else { self.by_fresh.unwrap_or(self.by_values) };
-        let costs = Costs { compute, comp: self.comp, sync, wait: None, step, bytes: self.bytes as u64, energy };
+        let costs = Costs {
+            compute,
+            comp: self.comp,
+            sync,
+            wait: None,
+            step,
+            bytes: self.bytes as u64,
+            energy,
+            bucket_energies: Vec::new(),
+        };
         *self = Self::new(now);
         costs
     }

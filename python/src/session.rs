@@ -9,7 +9,7 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Plan, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Param, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict,
+    AbortCause, Agreement, Answer, Change, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict, takes_energies,
 };
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -267,9 +267,16 @@ impl Session {
         self.tick.clone().ok_or_else(no_step)
     }
 
-    /// Whether the buckets of the step under way run different strategies.
-    pub fn differs(&self) -> bool {
-        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() && !tick.plan.is_dense())
+    /// Whether the energies of the buckets' gradients are taken in the step under way: where buckets run different strategies, and at
+    /// [some of the others](takes_energies).
+    pub fn wants_energies(&self) -> bool {
+        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() || takes_energies(tick.step))
+    }
+
+    /// Those of all buckets, in steps in which they are reported.
+    fn bucket_energies(&self, tick: &Tick) -> Vec<f64> {
+        let all = takes_energies(tick.step) && self.fresh.len() == self.layout.len();
+        if all { self.fresh.values().copied().collect() } else { Vec::new() }
     }
 
     /// Whether buckets may be compressed yet, by how many steps came before this one.
@@ -465,7 +472,9 @@ impl Session {
     pub fn finish(&mut self, loss: Option<f64>, ticket: Option<u64>, answers: &[Answer]) -> Result<Next, Failure> {
         let Some(tick) = self.tick.take() else { return Ok(Next::Train) };
         let faithful = self.meter.faithful;
-        let costs = self.meter.finish(tick.plan.alike().is_some());
+        let bucket_energies = self.bucket_energies(&tick);
+        let costs = Costs { bucket_energies, ..self.meter.finish(tick.plan.alike().is_some()) };
+        let took = costs.step;
         if tick.trial.is_none() {
             self.end_shadows();
         }
@@ -483,7 +492,7 @@ impl Session {
             Some(_) => self.defer(ticket, Event::Step(costs, None)),
             None => self.defer(ticket, Event::Step(costs, faithful.then_some((tick, loss)))),
         }
-        Ok(self.change(next, costs.step, answers))
+        Ok(self.change(next, took, answers))
     }
 
     fn change(&mut self, next: Next, took: Duration, answers: &[Answer]) -> Next {

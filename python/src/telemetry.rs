@@ -77,14 +77,14 @@ impl Session {
         while let Some(event) = self.deferred.pop() {
             match event {
                 Event::Step(costs, step) => {
-                    self.last = Some(costs);
                     if let Some((tick, loss)) = step {
                         self.reporter.step((tick.version, tick.plan), costs.record(tick.step, loss, None));
                     }
+                    self.last = Some(costs);
                 }
                 Event::Iteration(costs, at) => {
-                    self.last = Some(costs);
                     self.record(&costs, at);
+                    self.last = Some(costs);
                 }
                 Event::Applied(in_force) => self.reporter.applied(&in_force),
                 Event::Ended(ended) => self.report_trial(*ended),

@@ -232,10 +232,10 @@ impl Raw {
             ..Offer::default()
         };
         // Delay costs what the planner assumes.
-        let exponent = self.planner.policy.time_to_quality().exponent();
+        let delay = self.planner.policy.time_to_quality().delay();
         let (ranks, oddities, noise) = (self.job.ranks, self.odd_rank, self.noise);
         let setup = Setup {
-            world: World { model, ranks, oddities, noise, exponent },
+            world: World { model, ranks, oddities, noise, delay },
             schedule: self.network.check()?,
             config: self.planner,
             offer,

@@ -4,7 +4,7 @@ use crate::model::{Hidden, Model};
 use flexcomm_domain::{
     CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{CoefficientBook, Load, Profile, ProfilePoint, Quality, Sample, terms};
+use flexcomm_optimizer::{CoefficientBook, Delay, Load, Profile, ProfilePoint, Quality, Sample, terms};
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -63,14 +63,14 @@ pub struct Truth {
     pub t_step: f64,
     /// What it leaves of the gradient.
     pub quality: Quality,
-    /// p of gain^-p, the steps that make the progress of a dense one under error feedback.
-    pub exponent: f64,
+    /// What delay costs under error feedback.
+    pub delay: Delay,
 }
 
 impl Truth {
     /// Seconds for the progress of a dense step.
     pub fn for_dense_step(&self) -> f64 {
-        self.t_step * self.quality.steps(self.exponent)
+        self.t_step * self.quality.steps(self.delay)
     }
 }
 
@@ -85,8 +85,8 @@ pub struct World {
     pub oddities: Vec<Oddity>,
     /// Observation noise.
     pub noise: Noise,
-    /// p of gain^-p, the steps that make the progress of a dense one under error feedback, 0 to 1.
-    pub exponent: f64,
+    /// What delay costs under error feedback.
+    pub delay: Delay,
 }
 
 impl World {
@@ -118,7 +118,7 @@ impl World {
         let unbiased = strategy.spec().typical_variance(self.model.values).map(|variance| 1.0 / (1.0 + variance));
         let gain = unbiased.unwrap_or_else(|| self.model.gain(strategy, progress));
         let quality = Quality::of(strategy, Gain::new(gain).unwrap_or(Gain::FULL), self.ranks);
-        Truth { t_comp, t_sync, t_step, quality, exponent: self.exponent }
+        Truth { t_comp, t_sync, t_step, quality, delay: self.delay }
     }
 
     /// A fresh estimate of the links: all off together by up to 7/10 of the noise, each by up to 3/10 more.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
+use flexcomm_optimizer::Delay;
 use flexcomm_planner::{Config, Offer};
 use flexcomm_sim::model::Model;
 use flexcomm_sim::run::{Faults, Probes, Run, Setup, run};
@@ -21,7 +22,7 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         ranks: rng.random_range(2..=16),
         oddities: vec![],
         noise,
-        exponent: rng.random_range(0.02..=1.0),
+        delay: Delay::of_exponent(rng.random_range(0.02..=1.0)),
     };
     let offer = Offer {
         codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),

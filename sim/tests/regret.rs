@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
+use flexcomm_optimizer::Delay;
 use flexcomm_planner::{Config, Offer, PolicyConfig};
 use flexcomm_sim::model::Model;
 use flexcomm_sim::run::{Faults, Probes, Setup, fixed, oracle, run};
@@ -23,7 +24,8 @@ fn setup(seed: u64, steps_per_epoch: f64) -> Setup {
     let mut model = Model::paper(name).unwrap();
     model.steps_per_epoch = steps_per_epoch;
     let noise = Noise { links: 0.05, gain: 0.02, times: 0.05, fresh: 0.3 };
-    let world = World { model, ranks: rng.random_range(2..=16), oddities: vec![], noise, exponent: EXPONENT };
+    let world =
+        World { model, ranks: rng.random_range(2..=16), oddities: vec![], noise, delay: Delay::of_exponent(EXPONENT) };
     let offer = Offer {
         codecs: ["topk"].map(|c| (c.parse().unwrap(), World::codec())).into(),
         collectives: Collective::ALL.to_vec(),

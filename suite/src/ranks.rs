@@ -11,7 +11,7 @@ use flexcomm_exchange::{
     Bucket, ExchangeError, HEAD_BYTES, Host, How, LastRound, Leader, Param, Place, Ran, Round, Status, head,
 };
 use flexcomm_lab::worker::{Images, Order, sgd_update};
-use flexcomm_trainer::{Tick, weighted};
+use flexcomm_trainer::{Tick, squared_norm, weighted};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::Path;
@@ -421,9 +421,7 @@ impl Ranks {
 
     /// By rank, of a bucket's exchange. Of one that is dense there are no energies: it sends all of its gradient.
     fn weighted(&self, bucket: usize, energies: &[Energy]) -> Vec<Energy> {
-        let fresh = |rank: &Rank| {
-            rank.gradient[self.ranges[bucket].clone()].iter().map(|value| f64::from(*value).powi(2)).sum()
-        };
+        let fresh = |rank: &Rank| squared_norm(&rank.gradient[self.ranges[bucket].clone()]);
         let all =
             |(number, rank): (usize, &Rank)| weighted(energies.get(number).copied().unwrap_or_default(), fresh(rank));
         self.ranks.iter().enumerate().map(all).collect()

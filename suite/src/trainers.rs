@@ -19,7 +19,7 @@ use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
 use flexcomm_exchange::{How, LeaderShadows, Param, Shadows};
 use flexcomm_trainer::{
     ANSWER_BYTES, AbortCause, Agreement, Answer, Change, Control, Costs, InForce, MESSAGE_BYTES, OrdersSlot, Telemetry,
-    Tick, Trial, TrialPlan, Verdict,
+    Tick, Trial, TrialPlan, Verdict, squared_norm, takes_energies,
 };
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
 use flexcomm_truth::job::{self, Do, RankTimes};
@@ -233,8 +233,11 @@ impl<'a> Trainers<'a> {
         let JobContext { net, control_plane } = context;
         let mut others = |network: &mut _, what| control_plane.handle(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
-        let costs: Vec<Costs> =
-            (0..self.each.len()).map(|rank| costs(&plan, &times.ranks[rank], &stepped, rank)).collect();
+        let costs = |rank| Costs {
+            bucket_energies: self.bucket_energies(&tick, rank),
+            ..costs(&plan, &times.ranks[rank], &stepped, rank)
+        };
+        let costs: Vec<Costs> = (0..self.each.len()).map(costs).collect();
         let took = if B::EVERY_STEP { 1.0 } else { times.ranks[0].ended - self.starts[0] };
         self.starts = times.ranks.iter().map(|rank| rank.ended).collect();
         match (tick.trial, &mut self.trial) {
@@ -254,6 +257,14 @@ impl<'a> Trainers<'a> {
         let switched = self.change(change, context);
         let ended = self.starts.iter().copied().fold(0.0, f64::max);
         Ok(Some(Ticked { tick, ended, costs, shadows_s: shadows.iter().sum(), switched }))
+    }
+
+    /// What the hook for torch reports of the buckets' gradients: it sees none where DDP is dense by itself.
+    fn bucket_energies(&self, tick: &Tick, rank: usize) -> Vec<f64> {
+        if !takes_energies(tick.step) || tick.plan.is_dense() {
+            return Vec::new();
+        }
+        self.ranks.buckets(rank).map(|(_, gradient)| squared_norm(gradient)).collect()
     }
 
     /// What arrived from the agents since the last tick; only rank 0's counts.
@@ -460,6 +471,7 @@ fn costs(plan: &Plan, times: &RankTimes, stepped: &Stepped, rank: usize) -> Cost
         step: seconds(step),
         bytes: bytes.round() as u64,
         energy: energies.fold(Default::default(), |sum, energy| sum + energy),
+        bucket_energies: Vec::new(),
     }
 }
 
@@ -518,6 +530,7 @@ mod tests {
             step: seconds(8.75),
             bytes: 200,
             energy: Energy { sent: 2.0, compensated: 4.0 },
+            bucket_energies: Vec::new(),
         };
         assert_eq!(costs(&plan, &times, &stepped, 1), expected);
     }

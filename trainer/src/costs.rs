@@ -6,7 +6,7 @@ use flexcomm_wire::StepRecord;
 use std::time::Duration;
 
 /// What a step or a trial's iteration cost on this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Costs {
     /// Forward, backward and update.
     pub compute: Duration,
@@ -22,6 +22,16 @@ pub struct Costs {
     pub bytes: u64,
     /// Of this rank's gradient.
     pub energy: Energy,
+    /// ‖g_b‖² of this rank's gradient before error feedback, by bucket; empty in steps in which it is not taken, see [`takes_energies`].
+    pub bucket_energies: Vec<f64>,
+}
+
+/// Whether the buckets' energies are taken in a step: in the first ones, and then now and then, as they change slowly and cost a pass
+/// over the gradient.
+pub fn takes_energies(step: u64) -> bool {
+    const FIRST: u64 = 8;
+    const EVERY: u64 = 16;
+    step < FIRST || step.is_multiple_of(EVERY)
 }
 
 /// Of a bucket in a step whose buckets run different strategies: its gain, by the energy of its gradient before error feedback. These
@@ -32,6 +42,16 @@ pub fn weighted(energy: Energy, fresh: f64) -> Energy {
         return Energy { sent: 0.0, compensated: f64::INFINITY };
     }
     Energy { sent: fresh * energy.gain(), compensated: fresh }
+}
+
+/// ‖g‖² of a gradient: eight sums, so that one addition need not wait for the one before.
+pub fn squared_norm(values: &[f32]) -> f64 {
+    let (eights, rest) = values.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        sums.iter_mut().zip(eight).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
 }
 
 fn us(time: Duration) -> f64 {
@@ -51,6 +71,7 @@ impl Costs {
             bytes_sent: self.bytes,
             gain: self.energy.gain(),
             energy: Some(self.energy.compensated),
+            bucket_energies: self.bucket_energies.clone(),
             loss,
             accuracy,
         }

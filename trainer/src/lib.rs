@@ -21,7 +21,7 @@ pub use agreement::{Agreement, Change, Disagreement, InForce, Offer, Tick, Trial
 pub use answer::{ANSWER_BYTES, Answer, Verdict};
 pub use client::{Client, MAX_QUEUED};
 pub use control::{Control, ControlError};
-pub use costs::{Costs, weighted};
+pub use costs::{Costs, squared_norm, takes_energies, weighted};
 pub use message::{AbortCause, Announced, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, TrialPlan};
 pub use orders::{News, OrdersSlot, mixes_momentum};
 pub use report::Reporter;

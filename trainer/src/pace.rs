@@ -62,6 +62,7 @@ pub(crate) mod tests {
             bytes_sent: 0,
             gain: 1.0,
             energy: None,
+            bucket_energies: Vec::new(),
             loss: None,
             accuracy: None,
         }

@@ -42,6 +42,9 @@ impl Telemetry {
         }
         record.gain = record.gain.clamp(LEAST_GAIN, 1.0);
         record.energy = record.energy.filter(|energy| energy.is_finite());
+        if !record.bucket_energies.iter().all(|energy| energy.is_finite()) {
+            record.bucket_energies.clear();
+        }
         record.loss = record.loss.filter(|loss| loss.is_finite());
         self.pending.push(record);
         let due = self.pace.is_due(now.saturating_sub(self.last_flush), &self.pending);

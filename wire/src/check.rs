@@ -236,6 +236,10 @@ fn step(s: &StepRecord) -> Checked {
     duration("step_us", s.step_us)?;
     gain(s.gain)?;
     energy("energy", s.energy)?;
+    if s.bucket_energies.len() > MAX_BUCKETS {
+        return bad(format!("{} bucket_energies, at most {MAX_BUCKETS}", s.bucket_energies.len()));
+    }
+    s.bucket_energies.iter().try_for_each(|of| energy("bucket_energies", Some(*of)))?;
     share("accuracy", s.accuracy.unwrap_or_default())?;
     within("loss", s.loss.unwrap_or_default(), -MAX_LOSS..=MAX_LOSS)
 }
@@ -304,6 +308,7 @@ mod tests {
             bytes_sent: 1,
             gain: 1.0,
             energy: None,
+            bucket_energies: Vec::new(),
             loss: None,
             accuracy: None,
         }

@@ -249,7 +249,7 @@ pub struct JobSeen {
 }
 
 /// What one training step cost on one rank.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Step number within the job.
     pub step: u64,
@@ -275,6 +275,10 @@ pub struct StepRecord {
     /// from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<f64>,
+    /// ‖g_b‖² of this rank's gradient before error feedback in each bucket, as [`JobSeen::buckets`] lists them, at some of the steps;
+    /// each at most [`crate::MAX_ENERGY`]. Empty at the others, where they are not known, and from older trainers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bucket_energies: Vec<f64>,
     /// Training loss, when known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,

@@ -180,6 +180,7 @@ pub(crate) mod tests {
             bytes_sent: 10,
             gain: 1.0,
             energy: Some(1.0),
+            bucket_energies: Vec::new(),
             loss: Some(2.0),
             accuracy: None,
         };
@@ -244,13 +245,15 @@ pub(crate) mod tests {
     fn absurd_measurements_are_rejected_and_the_connection_goes_on() {
         let mut session = joined();
         assert!(matches!(session.line(&line(&steps(|_| {}))), Ok(Event::Report(_))));
-        let changes: [fn(&mut StepRecord); 8] = [
+        let changes: [fn(&mut StepRecord); 10] = [
             |s| s.sync_us = -1.0,
             |s| s.step_us = 1e300,
             |s| s.gain = 0.0,
             |s| s.gain = 7.0,
             |s| s.energy = Some(-1.0),
             |s| s.energy = Some(1e300),
+            |s| s.bucket_energies = vec![1.0, -1.0],
+            |s| s.bucket_energies = vec![1.0; 5000],
             |s| s.accuracy = Some(1.5),
             |s| s.bytes_sent = u64::MAX,
         ];

@@ -386,6 +386,7 @@ impl Trainer {
                 bytes_sent: 1,
                 gain: 1.0,
                 energy: None,
+                bucket_energies: Vec::new(),
                 loss: None,
                 accuracy: None,
             };

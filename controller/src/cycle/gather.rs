@@ -91,6 +91,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         profiles,
         times,
         coefficients: (*app.store.coefficients().await?).clone(),
+        energies: measure::bucket_energies(&recent.whole),
         buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
         measured,

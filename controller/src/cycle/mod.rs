@@ -222,6 +222,7 @@ mod tests {
             bytes_sent: 1,
             gain: 1.0,
             energy: None,
+            bucket_energies: Vec::new(),
             loss: None,
             accuracy: None,
         };

@@ -724,7 +724,7 @@ mod tests {
             registered(&store, name).await;
         }
         let live = ["a", "b", "c"];
-        let steps = |rank, step| {
+        let steps = |rank: u32, step| {
             let record = flexcomm_wire::StepRecord {
                 step,
                 compute_us: 1.0,
@@ -735,6 +735,7 @@ mod tests {
                 bytes_sent: 1,
                 gain: 1.0,
                 energy: (rank > 0).then_some(0.25),
+                bucket_energies: [1.0, 3.0].repeat(rank.min(1) as usize),
                 loss: None,
                 accuracy: None,
             };
@@ -746,10 +747,9 @@ mod tests {
             assert_eq!(send(&store, (name, 2), steps(rank as u32, step), &live).await.rejected, 0);
         }
         // Of a trainer that does not tell its gradient's energy none is known.
-        let energies =
-            |rows: Vec<super::super::StepRow>| rows.into_iter().map(|row| (row.step, row.energy)).collect::<Vec<_>>();
-        let stored = energies(store.steps(&job(), 0, 100).await.unwrap());
-        assert_eq!(stored, [(7, None), (8, Some(0.25))]);
+        let energies = |row: super::super::StepRow| (row.step, row.energy, row.bucket_energies);
+        let stored: Vec<_> = store.steps(&job(), 0, 100).await.unwrap().into_iter().map(energies).collect();
+        assert_eq!(stored, [(7, None, None), (8, Some(0.25), Some(vec![1.0, 3.0]))]);
         let update = "UPDATE jobs SET ended_us = 5, ended_how = NULL; UPDATE ranks SET left_us = 5";
         sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
         send(&store, ("a", 3), hello(0, 1), &live).await;

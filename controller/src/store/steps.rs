@@ -38,7 +38,7 @@ pub(super) const STEPS: &str = "WITH newest AS MATERIALIZED
         FROM ranks WHERE job = $1)
     SELECT json_group_array(json_array(rank, known,
         (SELECT json_group_array(json_array(step, rank, version, strategy, received_us, compute_us, comp_us, sync_us,
-            wait_us, step_us, gain, energy, bytes_sent))
+            wait_us, step_us, gain, energy, bytes_sent, json(bucket_energies)))
          FROM steps WHERE job = $1 AND rank = held.rank AND step > held.known AND step < $3)))
     FROM held";
 
@@ -85,9 +85,10 @@ impl Window {
 pub(super) const PUT_STEPS: [&str; 3] = [
     "DELETE FROM steps WHERE job = $1 AND rank = $2 AND step >= $7",
     "INSERT OR REPLACE INTO steps (job, rank, version, strategy, received_us, step, compute_us, comp_us, sync_us,
-        wait_us, step_us, bytes_sent, gain, energy)
+        wait_us, step_us, bytes_sent, gain, energy, bucket_energies)
      SELECT $1, $2, $3, $4, $5, value ->> 'step', value ->> 'compute_us', value ->> 'comp_us', value ->> 'sync_us',
-        value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain', value ->> 'energy'
+        value ->> 'wait_us', value ->> 'step_us', value ->> 'bytes_sent', value ->> 'gain', value ->> 'energy',
+        value -> 'bucket_energies'
      FROM json_each($6)",
     "DELETE FROM steps WHERE job = $1 AND rank = $2
         AND step <= (SELECT max(step) FROM steps WHERE job = $1 AND rank = $2) - $8",
@@ -122,6 +123,8 @@ pub struct StepRow {
     pub energy: Option<f64>,
     /// By this rank.
     pub bytes_sent: u64,
+    /// ‖g_b‖² before error feedback by bucket, at some of the steps.
+    pub bucket_energies: Option<Vec<f64>>,
 }
 
 /// How training went at a step.
@@ -268,6 +271,7 @@ mod tests {
                 bytes_sent: 1,
                 gain: 1.0,
                 energy: None,
+                bucket_energies: Vec::new(),
                 loss: None,
                 accuracy: None,
             };

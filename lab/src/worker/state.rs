@@ -62,7 +62,7 @@ pub struct Training {
 }
 
 /// What one exchange and its update cost and showed.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
     pub costs: Costs,
     /// Mean loss of this rank's batch.

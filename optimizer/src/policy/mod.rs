@@ -11,7 +11,7 @@ pub use knee::Knee;
 pub use time_to_quality::TimeToQuality;
 pub use weights::Weights;
 
-use crate::{Evaluated, exponent_of};
+use crate::Evaluated;
 use flexcomm_domain::{Invalid, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -134,9 +134,7 @@ impl PolicyConfig {
     /// The same for a job whose optimizer has this momentum, where it does not say itself what delay costs.
     pub fn of_momentum(&self, momentum: Option<f64>) -> Self {
         match self {
-            Self::TimeToQuality(p) => {
-                Self::TimeToQuality(TimeToQuality { exponent: p.exponent.or(Some(exponent_of(momentum))), ..*p })
-            }
+            Self::TimeToQuality(p) => Self::TimeToQuality(TimeToQuality { momentum: p.momentum.or(momentum), ..*p }),
             other => other.clone(),
         }
     }

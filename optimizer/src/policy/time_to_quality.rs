@@ -1,7 +1,7 @@
 //! `time-to-quality`: least time for the progress of a dense step, with gain at or above a floor.
 
 use super::Policy;
-use crate::{Evaluated, Quality, exponent_of};
+use crate::{Delay, Evaluated, Quality};
 use flexcomm_domain::Seconds;
 use serde::{Deserialize, Serialize};
 
@@ -12,27 +12,30 @@ pub struct TimeToQuality {
     /// Candidates whose [`Quality::effective_gain`] is below are not eligible.
     pub gain_floor: f64,
     /// Exponent p of gain^-p, the steps that make the progress of a dense one under error feedback; 0 to 1. 1: a step that keeps
-    /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: as the job's optimizer has
-    /// it, see [`crate::exponent_of`].
+    /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: by the law of the job's momentum, see
+    /// [`Delay::of_momentum`].
     pub exponent: Option<f64>,
+    /// Of the job's optimizer, at least 0 and below 1. Default: as the trainers say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
 }
 
 impl Default for TimeToQuality {
     /// No floor: what little is kept costs is in the steps it takes.
     fn default() -> Self {
-        Self { gain_floor: 0.0, exponent: None }
+        Self { gain_floor: 0.0, exponent: None, momentum: None }
     }
 }
 
 impl TimeToQuality {
-    /// The exponent that counts.
-    pub fn exponent(&self) -> f64 {
-        self.exponent.unwrap_or_else(|| exponent_of(None))
+    /// What delay costs.
+    pub fn delay(&self) -> Delay {
+        self.exponent.map_or_else(|| Delay::of_momentum(self.momentum), Delay::of_exponent)
     }
 
     /// Seconds for the progress of one dense step, by steps of `t_step` seconds.
     pub fn seconds(&self, t_step: f64, quality: &Quality) -> f64 {
-        t_step * quality.steps(self.exponent())
+        t_step * quality.steps(self.delay())
     }
 
     /// The least gain at which a step of `t_step` seconds, otherwise of this quality, is worth as much as a dense one of
@@ -42,8 +45,9 @@ impl TimeToQuality {
             let draws = (1.0 / quality.gain.get() - 1.0) / quality.variance;
             return (t_step <= dense).then(|| 1.0 / (1.0 + (dense / t_step - 1.0) * draws));
         }
-        let exponent = quality.exponent(self.exponent());
-        (0.0 < t_step && t_step <= dense).then(|| (t_step / dense).powf(1.0 / exponent))
+        let worth = (0.0 < t_step && t_step <= dense).then(|| dense / t_step)?;
+        // Where delay is free any gain will do.
+        Some(quality.gain_of(worth, self.delay()).unwrap_or(0.0))
     }
 
     /// Seconds of computing from which on a dense step is the better one, for a step that communicates for `t` seconds at
@@ -56,7 +60,7 @@ impl TimeToQuality {
         }
         // Both sides in units of the dense step, so that tiny times do not underflow.
         let saved = 1.0 - (worth / dense).powf(overlap);
-        dense * (saved / (quality.steps(self.exponent()).powf(overlap) - 1.0)).powf(1.0 / overlap)
+        dense * (saved / (quality.steps(self.delay()).powf(overlap) - 1.0)).powf(1.0 / overlap)
     }
 }
 

@@ -147,7 +147,7 @@ fn a_least_gain_that_the_operator_sets_is_a_limit() {
     job.call();
     let free = job.call().report.in_force.unwrap().gain.get();
     job.wait(60.0);
-    let limited = TimeToQuality { gain_floor: 0.7, exponent: Some(1.0) };
+    let limited = TimeToQuality { gain_floor: 0.7, exponent: Some(1.0), momentum: None };
     assert!(free < 0.7);
     job.s.config.policy = PolicyConfig::TimeToQuality(limited);
     let outcome = job.call();
@@ -305,7 +305,7 @@ fn what_is_not_known_is_tried_in_earnest_and_left_when_it_is_worse() {
     job.s.profiles = Default::default();
     job.s.config.trial_budget_s = seconds(0.0);
     job.s.config.policy =
-        PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(0.4), ..TimeToQuality::default() });
+        PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(0.3), ..TimeToQuality::default() });
     job.network(0.001, 2e9);
     job.call();
     let mut tried = Vec::new();

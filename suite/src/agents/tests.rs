@@ -158,6 +158,7 @@ impl Bench {
             bytes_sent: 6_000_000,
             gain: 1.0,
             energy: Some(1.0),
+            bucket_energies: Vec::new(),
             loss: Some(1.0),
             accuracy: None,
         };

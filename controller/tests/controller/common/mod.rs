@@ -290,6 +290,7 @@ impl Agent {
             bytes_sent: 1000,
             gain: if strategy.is_dense() { 1.0 } else { 0.8 },
             energy: Some(1.0),
+            bucket_energies: Vec::new(),
             loss: Some(2.0 / (step + 1) as f64),
             accuracy: None,
         };
