@@ -93,13 +93,13 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "time-to-quality", value_parser = parse_policy)]
     policy: PolicyConfig,
 
-    /// Least gain that time-to-quality accepts, 0 to 1 (of PowerSGD and GradZip of rank R, least gain^(0.5/R)); what keeps less is listed
+    /// Least gain that time-to-quality accepts, 0 to 1 (of PowerSGD and GradZip of rank R, least gain^(0.42/R)); what keeps less is listed
     /// and not chosen. Default 0: no floor.
     #[arg(long, value_name = "GAIN", allow_hyphen_values = true, value_parser = parse_floor)]
     gain_floor: Option<f64>,
 
     /// What delay costs under error feedback, 0 to 1: by time-to-quality the progress of a dense step takes gain^-P steps. 1: what
-    /// is not sent is lost. Default: as measured with the momentum 0.9, 0.24.
+    /// is not sent is lost. Default: by the law measured with the momentum 0.9.
     #[arg(long, value_name = "P", allow_hyphen_values = true, value_parser = parse_exponent)]
     exponent: Option<f64>,
 
@@ -663,6 +663,7 @@ fn policy(args: &Args) -> Result<PolicyConfig> {
         (Some(_), PolicyConfig::TimeToQuality(default)) => Ok(PolicyConfig::TimeToQuality(TimeToQuality {
             gain_floor: args.gain_floor.unwrap_or(default.gain_floor),
             exponent: args.exponent.or(default.exponent),
+            momentum: default.momentum,
         })),
         (Some(_), other) => {
             bad_argument!("--gain-floor and --exponent belong to time-to-quality, not to {}", other.policy().name())

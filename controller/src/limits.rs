@@ -8,7 +8,8 @@ pub const MAX_NODES: usize = 512;
 /// Most jobs that are kept; ended ones without a step go first, then the longest ended.
 pub const MAX_JOBS: usize = 1024;
 
-/// Largest body with reports: a full batch of full step reports is about 5 MB as JSON.
+/// Largest body with reports: a full batch of full step reports is about 5 MB as JSON, twice that with the energies of hundreds
+/// of buckets.
 pub const MAX_BODY: usize = 16 << 20;
 
 /// Largest report as JSON: an agent takes no longer line from a trainer.

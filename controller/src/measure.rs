@@ -35,8 +35,8 @@ pub struct WholeStep {
     pub gain: f64,
     /// Mean over the ranks that agree.
     pub bytes_sent: f64,
-    /// The share of each bucket in the energy of the gradient before error feedback, in the mean over the ranks that tell it; empty where
-    /// none does.
+    /// The share of each bucket in the energy of the gradient before error feedback, in the mean over the ranks that report it; empty
+    /// where none does.
     pub energies: Vec<f64>,
 }
 
@@ -243,7 +243,7 @@ fn whole(ranks: &[StepRow], expected: &BTreeSet<u32>) -> Option<WholeStep> {
         step_us,
         gain: gain_over_ranks(ranks.iter().map(|r| (r.gain, r.energy)))?,
         bytes_sent: agreeing_mean(claims(|r| r.bytes_sent as f64))?,
-        energies: mean_shares(ranks.iter().filter_map(|r| r.bucket_energies.as_deref())),
+        energies: mean_shares(&ranks.iter().filter_map(|r| r.bucket_energies.as_deref()).collect::<Vec<_>>()),
     })
 }
 
@@ -254,22 +254,24 @@ fn agreeing_mean(claims: impl Iterator<Item = (u32, f64)> + Clone) -> Option<f64
     Some(near.iter().sum::<f64>() / near.len() as f64)
 }
 
-/// The buckets' shares in the energy of the gradient, in the mean over the newest steps that tell them.
-pub fn bucket_energies(steps: &[WholeStep]) -> Vec<f32> {
-    mean_shares(steps.iter().map(|step| &step.energies[..])).into_iter().map(|share| share as f32).collect()
+/// The buckets' shares in the energy of the gradient, in the mean over the newest steps of so many buckets that report them.
+pub fn bucket_energies(steps: &[WholeStep], buckets: usize) -> Vec<f32> {
+    let of = steps.iter().map(|step| &step.energies[..]).filter(|energies| energies.len() == buckets);
+    mean_shares(&of.collect::<Vec<_>>()).into_iter().map(|share| share as f32).collect()
 }
 
-/// The mean of what each of some lists has as shares of its sum; of lists of several lengths, those as long as the last. Empty where
-/// there are none.
-fn mean_shares<'a>(lists: impl DoubleEndedIterator<Item = &'a [f64]> + Clone) -> Vec<f64> {
-    let counts = |list: &&[f64]| !list.is_empty() && list.iter().sum::<f64>() > 0.0;
-    let lists = lists.filter(counts);
-    let Some(length) = lists.clone().next_back().map(<[f64]>::len) else { return Vec::new() };
+/// The mean of what each of some lists has as shares of its sum, of those that have as many numbers as most of them. Empty where there
+/// are none.
+fn mean_shares(lists: &[&[f64]]) -> Vec<f64> {
+    let counts = |list: &&&[f64]| list.iter().sum::<f64>() > 0.0;
+    let mut lengths: Vec<usize> = lists.iter().filter(counts).map(|list| list.len()).collect();
+    lengths.sort_unstable();
+    let Some(length) = lengths.get(lengths.len() / 2).copied() else { return Vec::new() };
     let mut shares = vec![0.0; length];
     let mut count = 0.0;
-    for list in lists.filter(|list| list.len() == length) {
+    for list in lists.iter().filter(counts).filter(|list| list.len() == length) {
         let all: f64 = list.iter().sum();
-        shares.iter_mut().zip(list).for_each(|(sum, energy)| *sum += energy / all);
+        shares.iter_mut().zip(*list).for_each(|(sum, energy)| *sum += energy / all);
         count += 1.0;
     }
     shares.iter_mut().for_each(|sum| *sum /= count);
@@ -362,9 +364,8 @@ pub(crate) mod tests {
         (0..world).collect()
     }
 
-    /// Ranks of an agent that is gone are not waited for; what they reported before counts.
     #[test]
-    fn buckets_have_the_mean_of_their_shares_in_the_steps_that_tell_them() {
+    fn buckets_have_the_mean_of_the_shares_that_are_reported() {
         let with = |step, rank, energies: Option<&[f64]>| StepRow {
             bucket_energies: energies.map(<[f64]>::to_vec),
             ..row(step, rank, 0, 1.0)
@@ -380,12 +381,15 @@ pub(crate) mod tests {
         let steps = whole_steps(&rows, &BTreeSet::from([0, 1]));
         let shares: Vec<_> = steps.iter().map(|step| step.energies.clone()).collect();
         assert_eq!(shares, [vec![0.5, 0.5], vec![], vec![1.0, 0.0]], "a rank's scale does not count");
-        assert_eq!(bucket_energies(&steps), [0.75, 0.25]);
-        let other = whole_steps(&[with(4, 0, Some(&[1.0])), with(4, 1, None)], &BTreeSet::from([0, 1]));
-        assert_eq!(bucket_energies(&[steps, other].concat()), [1.0], "of other buckets than the newest have");
-        assert!(bucket_energies(&[]).is_empty());
+        assert_eq!(bucket_energies(&steps, 2), [0.75, 0.25]);
+        let (two, one) = (Some(&[1.0, 3.0][..]), Some(&[1.0][..]));
+        let odd = [with(4, 0, two), with(4, 1, two), with(4, 2, one)];
+        let odd = whole_steps(&odd, &BTreeSet::from([0, 1, 2]));
+        assert_eq!(bucket_energies(&odd, 2), [0.25, 0.75], "one rank with other buckets");
+        assert!(bucket_energies(&odd, 3).is_empty() && bucket_energies(&[], 2).is_empty());
     }
 
+    /// Ranks of an agent that is gone are not waited for; what they reported before counts.
     #[test]
     fn a_step_counts_when_the_expected_ranks_reported_it() {
         let rows = [row(1, 0, 1, 50.0), row(1, 1, 1, 30.0), row(2, 0, 1, 20.0), row(3, 1, 1, 1.0)];

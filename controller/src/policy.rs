@@ -47,13 +47,14 @@ pub enum PolicyError {
     },
 }
 
-/// What counts for a job of these ranks, and who set it: all of it the operator, or else the script.
-pub fn in_force(job: &JobRow, ranks: &[RankRow]) -> (JobPolicy, Source) {
-    match (&job.policy, in_script(ranks).next()) {
+/// What counts for a job of these ranks now, and who set it: all of it the operator, or else the script.
+pub fn in_force(job: &JobRow, ranks: &[RankRow], now: Timestamp) -> (JobPolicy, Source) {
+    let (policy, source) = match (&job.policy, in_script(ranks).next()) {
         (Some(policy), _) => (policy.clone(), Source::Operator),
         (None, Some((_, policy))) => (policy.clone(), Source::Script),
         (None, None) => (JobPolicy::default(), Source::Controller),
-    }
+    };
+    (policy.at(now), source)
 }
 
 /// What scripts set, by rank.
@@ -65,14 +66,14 @@ fn in_script(ranks: &[RankRow]) -> impl Iterator<Item = (u32, &JobPolicy)> {
 pub fn differ(ranks: &[RankRow]) -> Option<String> {
     let (counts, policy) = in_script(ranks).next()?;
     let (other, _) = in_script(ranks).find(|(_, other)| *other != policy)?;
-    Some(format!("the script sets other policies on rank {counts} and on rank {other}: that of rank {counts} counts"))
+    Some(format!("the scripts of ranks {counts} and {other} set different policies: that of rank {counts} counts"))
 }
 
-/// What it is answered for a job of which this is known.
+/// Checks a policy against what the job's trainers offer, and answers what counts from now on.
 ///
 /// # Errors
 /// [`PolicyError::Unusable`], [`PolicyError::Pin`], [`PolicyError::Past`].
-pub fn answer(policy: &JobPolicy, snapshot: Snapshot, now: Timestamp) -> Result<PolicySet, PolicyError> {
+pub fn check_against(policy: &JobPolicy, snapshot: Snapshot, now: Timestamp) -> Result<PolicySet, PolicyError> {
     if let Some(Pin { until: Some(until), .. }) = policy.pin.as_ref().filter(|_| policy.pin_at(now).is_none()) {
         return Err(PolicyError::Past { until: rfc3339(*until), now: rfc3339(now) });
     }
@@ -81,6 +82,11 @@ pub fn answer(policy: &JobPolicy, snapshot: Snapshot, now: Timestamp) -> Result<
     let needs_offer = all.iter().any(|kind| kind.name() != "none") || pin.is_some_and(|plan| !plan.is_dense());
     if snapshot.offer.codecs.is_empty() && needs_offer {
         let note = "no trainer of the job is attached: nothing is known yet of what they offer".to_owned();
+        return Ok(PolicySet { policy: shown(policy), not_offered: Vec::new(), note: Some(note) });
+    }
+    if snapshot.buckets.is_empty() && pin.is_some_and(|plan| plan.strategies().len() > 1) {
+        let note = "the buckets of the job's gradient are not known yet: whether it can run what is pinned, neither"
+            .to_owned();
         return Ok(PolicySet { policy: shown(policy), not_offered: Vec::new(), note: Some(note) });
     }
     if let Some((plan, why)) = pin.and_then(|plan| Some((plan.to_string(), snapshot.cannot_run(plan)?))) {
@@ -118,7 +124,7 @@ pub fn shown(policy: &JobPolicy) -> api::JobPolicy {
 }
 
 /// What counts for a job, as it is answered.
-pub fn view(job: &JobRow, ranks: &[RankRow]) -> PolicyView {
-    let (policy, source) = in_force(job, ranks);
+pub fn view(job: &JobRow, ranks: &[RankRow], now: Timestamp) -> PolicyView {
+    let (policy, source) = in_force(job, ranks, now);
     PolicyView { policy: shown(&policy), source: source.as_str().to_owned() }
 }

@@ -19,6 +19,9 @@ const CHANGE: f64 = 4.0;
 const CHANGED_SD: f64 = 1.0;
 const CHANGED_SPEED_SD: f64 = 0.3;
 
+/// By how much the machines of an earlier run may be slower or faster: variance.
+const ANOTHER_RUN: f64 = 0.04;
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum Key {
     Speed,
@@ -40,6 +43,13 @@ impl CompressTimes {
 
     fn row(&mut self, of: Selector) -> Row {
         vec![(self.joint.place(&Key::Speed, SPEED), 1.0), (self.joint.place(&Key::Family(of.family), OF_FAMILY), 1.0)]
+    }
+
+    /// What it tells of a later run of the same job, whose machines may be others.
+    #[must_use]
+    pub fn carried_over(self) -> Self {
+        let doubt = |key: &Key| Some(if *key == Key::Speed { ANOTHER_RUN } else { 0.0 });
+        Self { joint: self.joint.carried_over(doubt) }
     }
 
     /// Takes in what compressing took, against the table's seconds; `noise` is a standard deviation, as a share. What is not above 0

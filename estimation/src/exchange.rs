@@ -64,6 +64,8 @@ const MOST_NICS: usize = 64;
 const GIGABIT: f64 = -18.64;
 /// How a job's own factors move: variance per second.
 const DRIFT: f64 = 5e-6;
+/// By how much what an earlier run of a job has shown may be another now: variance.
+const ANOTHER_RUN: f64 = 0.02;
 /// A network is known where its latencies and its bandwidth are known to within this standard deviation, in logarithms.
 const KNOWN_SD: f64 = 0.3;
 /// What is so many standard deviations off is a change.
@@ -141,6 +143,17 @@ impl Exchange {
                 Key::Up(_) | Key::Down(_) => self.joint.widen(at, NIC_WALK * seconds),
             }
         }
+    }
+
+    /// What it tells of a later run of the same job: how its collectives behave, and nothing of the network.
+    #[must_use]
+    pub fn carried_over(self) -> Self {
+        let doubt = |key: &Key| match key {
+            Key::Collective(_) | Key::Backward | Key::RoundTrips => Some(ANOTHER_RUN),
+            Key::One(..) => Some(0.0),
+            Key::Latency | Key::Bandwidth | Key::Up(_) | Key::Down(_) => None,
+        };
+        Self { joint: self.joint.carried_over(doubt), ..Self::default() }
     }
 
     fn network(&mut self) -> [usize; 2] {
@@ -595,6 +608,26 @@ mod tests {
     fn a_job_takes_what_its_steps_take() {
         let is = mean(&believed(&mut settled(), dense(), 1.0, None));
         assert!((is / 0.34 - 1.0).abs() < 0.05, "{is}");
+    }
+
+    #[test]
+    fn a_later_run_knows_the_collectives_and_not_the_network() {
+        let mut later = settled().carried_over();
+        assert!(!later.knows_network());
+        let factor = |exchange: &mut Exchange| {
+            let places = exchange.places(&dense());
+            exchange.joint.of(places.collective)
+        };
+        let (before, after) = (factor(&mut settled()), factor(&mut later));
+        assert!((before.mean - after.mean).abs() < 1e-9 && after.sd > before.sd, "{before:?} {after:?}");
+        // Ten times the bandwidth of the first.
+        later.begin(0.1 * GIGABIT_BETA);
+        later.latency(1e-3, true);
+        for second in 0..3 {
+            later.test(second, second + 1, 0.1 * GIGABIT_BETA);
+        }
+        let is = mean(&believed(&mut later, dense(), 1.0, None));
+        assert!((is / 0.055).ln().abs() < 0.3, "{is}");
     }
 
     #[test]

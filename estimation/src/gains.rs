@@ -34,6 +34,9 @@ const FRESH_OF_ONE: f64 = 0.25;
 /// How what is kept moves while a job trains: variance per second.
 const DRIFT: f64 = 4e-6;
 
+/// By how much what an earlier run of a job kept may be another now, as training begins anew: variance.
+const ANOTHER_RUN: f64 = 0.04;
+
 /// What is so many standard deviations off has changed, and by about so much: a residual that another compressor has left, above all.
 const CHANGE: f64 = 4.0;
 const CHANGED_SD: f64 = 0.5;
@@ -102,6 +105,17 @@ impl Gains {
             };
             self.joint.widen(at, rate * seconds);
         }
+    }
+
+    /// What it tells of a later run of the same job.
+    #[must_use]
+    pub fn carried_over(self) -> Self {
+        let doubt = |key: &Key| match key {
+            Key::Level { .. } => Some(ANOTHER_RUN),
+            Key::Family(family) if !family.has_ratio() => Some(ANOTHER_RUN),
+            _ => Some(0.0),
+        };
+        Self { joint: self.joint.carried_over(doubt) }
     }
 
     fn row(&mut self, (of, cr): Strategy, assumed: Assumed) -> Row {
@@ -247,6 +261,22 @@ mod tests {
         gains.observe(star, ASSUMED, 0.03, LONG, 0.02);
         assert!((believed(&mut gains, star) / 0.03).ln().abs() < 0.15);
         assert!((believed(&mut gains, each) / 0.09).ln().abs() < 0.15, "its own selection stays as it was measured");
+    }
+
+    #[test]
+    fn a_later_run_begins_with_what_an_earlier_one_kept_and_learns_that_it_is_another() {
+        let mut gains = Gains::default();
+        let topk = of(0.01, None);
+        gains.observe(topk, ASSUMED, 0.03, LONG, 0.02);
+        let mut later = gains.clone().carried_over();
+        assert!((later.expected(topk, ASSUMED) / 0.03).ln().abs() < 0.05);
+        let width = |gains: &mut Gains| {
+            let samples = &gains.sampled(&[(topk, ASSUMED)], Draws::shared(), 0)[0];
+            samples.iter().fold(0.0, |most: f64, x| most.max(*x)) / mean(samples)
+        };
+        assert!(width(&mut later) > 1.2 * width(&mut gains), "with more doubt");
+        (0..3).for_each(|_| later.observe(topk, ASSUMED, 0.12, LONG, 0.02));
+        assert!((believed(&mut later, topk) / 0.12).ln().abs() < 0.15);
     }
 
     #[test]

@@ -206,6 +206,18 @@ impl<K: PartialEq + Clone> Joint<K> {
         self.covariance[at * n + at] += variance.max(0.0);
     }
 
+    /// Of the quantities of another job that was like this one: those for which there is an additional variance, which they get. The others
+    /// are forgotten.
+    pub fn carried_over(mut self, doubt: impl Fn(&K) -> Option<f64>) -> Self {
+        for at in (0..self.len()).rev() {
+            match doubt(&self.keys[at]) {
+                Some(variance) => self.widen(at, variance),
+                None => self.remove(at),
+            }
+        }
+        self
+    }
+
     /// Its value moves by so much, and is known as well as before.
     pub fn shift(&mut self, at: usize, by: f64) {
         self.mean[at] += by;

@@ -74,19 +74,19 @@ impl Quality {
 
     /// The gain of which [`Self::inverse_gain`] has this logarithm, negated.
     pub fn least(&self, log: f64) -> Gain {
-        Gain::new((log / self.share()).exp().clamp(1e-9, 1.0)).unwrap_or(Gain::FULL)
+        Gain::new((log / self.share()).exp().clamp(f64::MIN_POSITIVE, 1.0)).unwrap_or(Gain::FULL)
     }
 
     /// The gain at which so many steps make the progress of a dense one; none where no gain costs as many.
     pub(crate) fn gain_of(&self, steps: f64, law: Delay) -> Option<f64> {
         match self.delay {
-            Some(delay) => Some((-law.lost(steps)? / delay).exp().min(1.0 / steps)),
+            Some(delay) => Some((-law.delay_of(steps)? / delay).exp().min(1.0 / steps)),
             None => Some(1.0 / steps),
         }
     }
 }
 
-/// [`Quality::delay`]. Factors of a matrix send at once what successive gradients have in common, and keep back what they have not, which
+/// [`Quality::delay`]. Factors of a matrix send at once what successive gradients have in common, and later what they have not, which
 /// is mostly noise: they keep little of the energy and cost few steps, the fewer the more columns they have (Vogels et al. 2019, table 1:
 /// rank 2 trains as SGD does). Where one rank selects for all, what it never selects of the others' gradients waits for longer.
 pub(crate) fn delay(strategy: &Strategy) -> Option<f64> {
@@ -133,8 +133,8 @@ impl Delay {
         (self.exponent * z.max(0.0).powf(self.power)).exp()
     }
 
-    /// The z that costs so many steps, at least 1; none where delay is free.
-    fn lost(self, steps: f64) -> Option<f64> {
+    /// The inverse of [`Self::steps`]: the z that costs so many steps, at least 1; none where delay is free.
+    fn delay_of(self, steps: f64) -> Option<f64> {
         (self.exponent > 0.0).then(|| (steps.ln().max(0.0) / self.exponent).powf(1.0 / self.power))
     }
 }

@@ -79,6 +79,13 @@ impl Beliefs {
         self.round();
     }
 
+    /// What they tell of a later run of the same job.
+    #[must_use]
+    pub(crate) fn carried_over(self) -> Self {
+        let (exchange, gains) = (self.exchange.carried_over(), self.gains.carried_over());
+        Self { exchange, gains, compress: self.compress.carried_over(), ..Self::default() }
+    }
+
     /// As it is stored, so that what is decided again from that is the same.
     fn round(&mut self) {
         self.exchange.round();

@@ -222,7 +222,7 @@ pub(crate) fn check_policy(policy: &PolicyConfig) -> Result<(), ConfigError> {
         PolicyConfig::TimeToQuality(p) => {
             share("policy.gain_floor", p.gain_floor, 0.0, 1.0, "0 to 1")?;
             share("policy.exponent", p.exponent.unwrap_or_default(), 0.0, 1.0, "0 to 1")?;
-            share("policy.momentum", p.momentum.unwrap_or_default(), 0.0, 0.9999, "0 to 0.9999")
+            share("policy.momentum", p.momentum.unwrap_or_default(), 0.0, 1f64.next_down(), "at least 0 and below 1")
         }
         PolicyConfig::Weights(w) => {
             share("policy.comp", w.comp, 0.0, 1e9, "0 to 1e9")?;

@@ -127,7 +127,7 @@ impl Stay {
 
 impl<'a> Call<'a> {
     fn new(s: &'a Snapshot, now: Timestamp) -> Self {
-        let mut memory = s.memory.clone();
+        let mut memory = s.memory.clone().in_run(s.begun);
         if memory.dwell_from.is_none() {
             memory.dwell_from = s.in_force.as_ref().map(|f| f.decision.decided_at);
         }
@@ -148,7 +148,7 @@ impl<'a> Call<'a> {
 
     /// What the job's policy makes of a choice: a pin takes its place, and a policy that observes makes a report of it.
     fn under_policy(&mut self, choice: Result<Choice, Stay>) -> Result<Choice, Stay> {
-        if matches!(choice, Err(Stay { keep: Keep::InvalidSnapshot, .. })) {
+        if self.s.check().is_err() {
             return choice;
         }
         let choice = match (self.pin, self.s.policy.pin_at(self.now)) {
@@ -160,9 +160,12 @@ impl<'a> Call<'a> {
             return choice;
         }
         let Choice { to, why } = choice?;
-        let why = format!("nothing changes, since the policy only observes; else {} now: {why}", words::plan(&to));
-        self.proposed = Some(to);
-        Err(Stay::because(Keep::Observing, why))
+        self.proposed = Some(to).filter(|to| to != self.s.plan());
+        let instead = if self.proposed.is_some() { "else this would" } else { "and nothing else would" };
+        Err(Stay::because(
+            Keep::Observing,
+            format!("nothing changes, since the policy only observes, {instead}: {why}"),
+        ))
     }
 
     fn pinned(&self, pin: &Pin) -> Result<Choice, Stay> {
@@ -330,7 +333,9 @@ impl<'a> Call<'a> {
         }
         let (best, stays) = (self.worth[0], stays(is));
         if best.saves <= 0.0 || current == 0 {
-            return Err(Stay::because(Keep::AlreadyBest, format!("{stays}: nothing is expected to be better")));
+            let limits = self.s.policy.least_gain.is_some() || self.s.policy.most_overhead.is_some();
+            let within = if limits { " within the limits of its policy" } else { "" };
+            return Err(Stay::because(Keep::AlreadyBest, format!("{stays}: nothing is expected to be better{within}")));
         }
         let (confidence, to) = (self.s.config.confidence, &self.all[0]);
         let not_enough = match best.sure < confidence {
@@ -421,7 +426,8 @@ impl<'a> Call<'a> {
         let found = |x: &Priced| if x.plan.alike().is_none() { ", found by NSGA-II" } else { "" };
         let named = |x: &Priced| format!("{}, {}{}", words::plan(&x.plan), words::cost(&x.what), found(x));
         if !self.all[from].mean.is_finite() {
-            let why = if self.offered() { "its policy admits" } else { "the job still offers" };
+            let gone = self.s.cannot_run(&old.plan).is_some();
+            let why = if gone { "the job still offers" } else { "policy and settings admit" };
             return format!("{heading}{} is the best that {why}; {} is left", named(new), words::plan(&old.plan));
         }
         let sure = words::percent(worth.sure);

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
+    /// Which run it is of: [`crate::Snapshot::begun`].
+    #[serde(skip_serializing_if = "is_unknown")]
+    pub begun: Timestamp,
     /// What is believed of network, compressors and gains.
     pub beliefs: Beliefs,
     /// From when the dwell time of the strategy in force counts.
@@ -64,7 +67,19 @@ pub struct TrialMemory {
     pub given_up: u32,
 }
 
+fn is_unknown(begun: &Timestamp) -> bool {
+    *begun == Timestamp::default()
+}
+
 impl Memory {
+    /// In a run that began then: of an earlier one, or of a job that is like this one, stays what it tells of this one.
+    pub(crate) fn in_run(self, begun: Timestamp) -> Self {
+        if self.begun == begun {
+            return self;
+        }
+        Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
+    }
+
     /// Brings every remembered time to the present: after a clock that jumped back, nothing lies in the future.
     pub(crate) fn clamp_times(&mut self, now: Timestamp) {
         let cap = |at: &mut Option<Timestamp>| *at = at.map(|t| t.min(now));
@@ -86,6 +101,14 @@ mod tests {
         assert_eq!((memory.dwell_from, memory.trial.given_up), (Some(Timestamp(5)), 2));
         let now = serde_json::to_string(&memory).unwrap();
         assert_eq!(serde_json::from_str::<Memory>(&now).unwrap(), memory);
+    }
+
+    #[test]
+    fn of_another_run_stay_beliefs_alone() {
+        let trial = TrialMemory { given_up: 3, ..TrialMemory::default() };
+        let memory = Memory { begun: Timestamp(1), dwell_from: Some(Timestamp(9)), trial, ..Memory::default() };
+        assert_eq!(memory.clone().in_run(Timestamp(1)), memory);
+        assert_eq!(memory.in_run(Timestamp(2)), Memory { begun: Timestamp(2), ..Memory::default() });
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl JobPolicy {
             "objective" => self.objective = Some(objective(key, value)?),
             "least_gain" => self.least_gain = Some(number(key, value, 1.0, "0 to 1")?),
             "most_overhead" => self.most_overhead = Some(number(key, value, f64::MAX, "0 or more")?),
-            "observe" => self.observe = typed(key, value)?,
+            "observe" => self.observe = value.as_bool().ok_or_else(|| expected(key, "true or false", value))?,
             _ => self.pin = Some(pin(value)?),
         }
         Ok(())
@@ -148,7 +148,8 @@ impl JobPolicy {
         for (key, value) in written.as_object().into_iter().flatten() {
             match value {
                 Value::Array(list) if key == "kinds" => policy.kinds = kinds(list),
-                _ => policy.set(key, value).unwrap_or_default(),
+                // What this release cannot read is as if it were not set.
+                _ => policy.set(key, value).unwrap_or(()),
             }
         }
         policy
@@ -157,6 +158,12 @@ impl JobPolicy {
     /// Whether nothing is set.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Without a pin that has ended.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        Self { pin: self.pin_at(now).cloned(), ..self }
     }
 
     /// The pin, where it has not ended.
@@ -193,12 +200,12 @@ fn wrong(key: &'static str, why: impl ToString) -> JobPolicyError {
     JobPolicyError::Value { key, why: why.to_string() }
 }
 
-fn typed<'a, T: Deserialize<'a>>(key: &'static str, value: &'a Value) -> Read<T> {
-    T::deserialize(value).map_err(|why| wrong(key, why))
+fn expected(key: &'static str, what: &str, value: &Value) -> JobPolicyError {
+    wrong(key, format!("expected {what}, found {value}"))
 }
 
 fn number(key: &'static str, value: &Value, most: f64, allowed: &str) -> Read<f64> {
-    let number: f64 = typed(key, value)?;
+    let number = value.as_f64().ok_or_else(|| expected(key, &format!("a number, {allowed}"), value))?;
     if (0.0..=most).contains(&number) {
         return Ok(number);
     }
@@ -206,16 +213,20 @@ fn number(key: &'static str, value: &Value, most: f64, allowed: &str) -> Read<f6
 }
 
 fn kinds(key: &'static str, value: &Value) -> Read<BTreeSet<CompressorKind>> {
-    let names: Vec<String> = typed(key, value)?;
+    let form = || expected(key, "a list of names such as [\"topk\"]", value);
+    let names = value.as_array().ok_or_else(form)?;
     if names.is_empty() {
         return Err(JobPolicyError::NoKind);
     }
-    names.into_iter().map(kind).collect()
+    names.iter().map(|name| kind(name.as_str().ok_or_else(form)?)).collect()
 }
 
-fn kind(text: String) -> Read<CompressorKind> {
+fn kind(text: &str) -> Read<CompressorKind> {
     let kind: CompressorKind = text.split(['(', '+']).next().unwrap_or_default().parse()?;
-    if is_name_alone(&text) { Ok(kind) } else { Err(JobPolicyError::Parameters { text, name: kind.name() }) }
+    if is_name_alone(text) {
+        return Ok(kind);
+    }
+    Err(JobPolicyError::Parameters { text: text.to_owned(), name: kind.name() })
 }
 
 fn objective(key: &'static str, value: &Value) -> Read<PolicyConfig> {
@@ -236,14 +247,15 @@ fn pin(value: &Value) -> Read<Pin> {
     let form = "expected the text of a strategy or of a plan by bucket, such as \"topk(k=0.01)+ef(vanilla)/allgather\"";
     let text = keys.get("strategy").and_then(Value::as_str).ok_or_else(|| wrong("pin.strategy", form))?;
     let plan = text.parse().map_err(|why| wrong("pin.strategy", why))?;
-    let until: Option<&str> = typed("pin.until", keys.get("until").unwrap_or(&Value::Null))?;
+    let until = keys.get("until").filter(|until| !until.is_null());
     Ok(Pin { plan, until: until.map(time).transpose()? })
 }
 
-fn time(text: &str) -> Read<Timestamp> {
-    let form = "expected a time of RFC 3339 from 1970 on, such as 2026-11-21T08:30:00Z";
-    let time = text.parse().ok().and_then(|time: jiff::Timestamp| u64::try_from(time.as_microsecond()).ok());
-    time.map(Timestamp).ok_or_else(|| wrong("pin.until", format!("{text:?} is no time: {form}")))
+fn time(value: &Value) -> Read<Timestamp> {
+    let form = "a time from 1970 on with its zone, as in RFC 3339, such as 2026-11-21T08:30:00Z";
+    let time = value.as_str().and_then(|text| text.parse().ok());
+    let time = time.and_then(|time: jiff::Timestamp| u64::try_from(time.as_microsecond()).ok());
+    time.map(Timestamp).ok_or_else(|| expected("pin.until", form, value))
 }
 
 /// A time as a policy has it: RFC 3339 in UTC.
@@ -260,6 +272,9 @@ impl Snapshot {
     /// Why the job cannot run a plan, whatever policy and settings allow; none where it can.
     pub fn cannot_run(&self, plan: &Plan) -> Option<String> {
         let (named, buckets) = (plan.strategies().len(), self.buckets.len().max(1));
+        if named > 1 && self.buckets.is_empty() {
+            return Some("the buckets of the job's gradient are not known".to_owned());
+        }
         if named > buckets {
             return Some(format!("it is of {named} buckets, and the job's gradient has {buckets}"));
         }

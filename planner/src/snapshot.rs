@@ -17,6 +17,9 @@ const MAX_BUCKETS: usize = 4096;
 pub struct Snapshot {
     /// Which job.
     pub job: JobId,
+    /// When its run began. A memory of another run is one of an earlier run, or of a job that was like this one.
+    #[serde(default)]
+    pub begun: Timestamp,
     /// N, ranks of the job.
     pub ranks: u32,
     /// Values in the fused gradient; M is 4 times that in bytes.
@@ -210,6 +213,7 @@ impl Snapshot {
     pub fn new(job: JobId, ranks: u32, gradient_values: u64) -> Self {
         Self {
             job,
+            begun: Timestamp::default(),
             ranks,
             gradient_values,
             buckets: Vec::new(),

@@ -149,7 +149,7 @@ pub struct Session {
     pub named: Option<Running>,
     /// What runs in the step under way, for each strategy of its plan.
     running: Vec<Running>,
-    /// Energies of gradients before error feedback, of buckets on the host in a step whose buckets run different strategies.
+    /// Energies of gradients before error feedback, of buckets on the host in a step for which they are [taken](Self::wants_energies).
     pub fresh: BTreeMap<usize, f64>,
     pub deferred: Deferred<Event>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
@@ -270,7 +270,9 @@ impl Session {
     /// Whether the energies of the buckets' gradients are taken in the step under way: where buckets run different strategies, and at
     /// [some of the others](takes_energies).
     pub fn wants_energies(&self) -> bool {
-        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() || takes_energies(tick.step))
+        let reported =
+            |tick: &Tick| tick.trial.is_none() && takes_energies(tick.step) && self.reporter.client().is_some();
+        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() || reported(tick))
     }
 
     /// Those of all buckets, in steps in which they are reported.

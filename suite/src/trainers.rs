@@ -54,6 +54,8 @@ impl<B: ControlPlane> JobContext<'_, B> {
 /// What one rank has for itself.
 struct Trainer {
     telemetry: Telemetry,
+    /// Whether the hook is registered, as that for torch is from the first step on that is not dense.
+    hooked: bool,
     shadows: Shadows,
     leader_shadows: LeaderShadows,
 }
@@ -131,6 +133,7 @@ impl<'a> Trainers<'a> {
         let (job, run) = (JobId::new(JOB_NAME).context("name the job")?, RunId(seed + 1));
         let trainer = |rank| Trainer {
             telemetry: Telemetry::new(job.clone(), Rank(rank)),
+            hooked: false,
             shadows: Shadows::new(Shadows::SHARE, seed),
             leader_shadows: LeaderShadows::new(&model),
         };
@@ -233,6 +236,7 @@ impl<'a> Trainers<'a> {
         let JobContext { net, control_plane } = context;
         let mut others = |network: &mut _, what| control_plane.handle(network, what);
         let times = job::run(&mut net.network, &net.mesh, self.truth.software, &plan.step, &self.starts, &mut others)?;
+        self.hooked |= !tick.plan.is_dense() || tick.trial.is_some();
         let costs = |rank| Costs {
             bucket_energies: self.bucket_energies(&tick, rank),
             ..costs(&plan, &times.ranks[rank], &stepped, rank)
@@ -259,9 +263,9 @@ impl<'a> Trainers<'a> {
         Ok(Some(Ticked { tick, ended, costs, shadows_s: shadows.iter().sum(), switched }))
     }
 
-    /// What the hook for torch reports of the buckets' gradients: it sees none where DDP is dense by itself.
+    /// What the hook for torch reports of the buckets' gradients.
     fn bucket_energies(&self, tick: &Tick, rank: usize) -> Vec<f64> {
-        if !takes_energies(tick.step) || tick.plan.is_dense() {
+        if !takes_energies(tick.step) || !self.hooked {
             return Vec::new();
         }
         self.ranks.buckets(rank).map(|(_, gradient)| squared_norm(gradient)).collect()

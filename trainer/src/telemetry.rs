@@ -25,6 +25,9 @@ pub struct Telemetry {
     trial: Option<TrialReport>,
 }
 
+/// Of more buckets energies are not reported: a report has to fit into a line.
+const MOST_ENERGIES: usize = 256;
+
 impl Telemetry {
     /// With nothing to say.
     pub fn new(job: JobId, rank: Rank) -> Self {
@@ -42,7 +45,8 @@ impl Telemetry {
         }
         record.gain = record.gain.clamp(LEAST_GAIN, 1.0);
         record.energy = record.energy.filter(|energy| energy.is_finite());
-        if !record.bucket_energies.iter().all(|energy| energy.is_finite()) {
+        let energies = &record.bucket_energies;
+        if energies.len() > MOST_ENERGIES || !energies.iter().all(|energy| energy.is_finite()) {
             record.bucket_energies.clear();
         }
         record.loss = record.loss.filter(|loss| loss.is_finite());

@@ -240,7 +240,6 @@ mod tests {
         }
     }
 
-    /// What trainers of earlier releases say means what it meant.
     /// What a trainer of a release without policies says, and what one that sets none says now.
     #[test]
     fn a_hello_without_a_policy_is_as_it_was() {

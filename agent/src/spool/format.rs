@@ -15,7 +15,8 @@ pub(crate) const MAGIC: &[u8; 8] = b"FXSPOOL1";
 /// Bytes before a record's payload.
 pub(crate) const HEADER: usize = 17;
 
-/// Longest payload: a report of [`flexcomm_wire::MAX_STEPS`] steps has about 64 KiB; a trainer's line is bounded by
+/// Longest payload: a report of [`flexcomm_wire::MAX_STEPS`] steps has about 64 KiB, and 80 more where it has the energies of many
+/// buckets; a trainer's line is bounded by
 /// [`flexcomm_wire::MAX_LINE`] and grows a little when it becomes a report.
 pub(crate) const MAX_PAYLOAD: usize = 2 * flexcomm_wire::MAX_LINE;
 

@@ -71,6 +71,7 @@ async fn view(app: &App, row: JobRow) -> Result<JobView, ApiError> {
     let ran = steps.whole.last().map(|s| s.version).unwrap_or_default();
     let measured = |version| measure::measured(&steps.whole, version, app.clock.now());
     let parts = views::JobParts {
+        now: app.clock.now(),
         ranks: &ranks,
         live: &app.presence.live(app.clock.now()),
         step: steps.newest.unwrap_or_default(),
@@ -171,14 +172,14 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
 
 /// What is set for a job, and by whom.
 pub(super) async fn policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
-    Ok(Json(policy::view(&row, &app.store.ranks(&row.job).await?)))
+    Ok(Json(policy::view(&row, &app.store.ranks(&row.job).await?, app.clock.now())))
 }
 
 /// Sets what counts for a job, from the next look on; it stays for later runs under the name.
 pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<Value>) -> Answer<PolicySet> {
     let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
     let policy = JobPolicy::read(&asked).map_err(|e| refused(e.into()))?;
-    let answer = policy::answer(&policy, snapshot(&app, &row).await?, app.clock.now()).map_err(refused)?;
+    let answer = policy::check_against(&policy, snapshot(&app, &row).await?, app.clock.now()).map_err(refused)?;
     put_policy(&app, &row, Some(&policy)).await?;
     Ok(Json(answer))
 }
@@ -187,7 +188,7 @@ pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): B
 pub(super) async fn reset_policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
     put_policy(&app, &row, None).await?;
     let ranks = app.store.ranks(&row.job).await?;
-    Ok(Json(policy::view(&JobRow { policy: None, ..row }, &ranks)))
+    Ok(Json(policy::view(&JobRow { policy: None, ..row }, &ranks, app.clock.now())))
 }
 
 async fn put_policy(app: &App, row: &JobRow, policy: Option<&JobPolicy>) -> Result<(), ApiError> {

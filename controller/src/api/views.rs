@@ -44,6 +44,7 @@ pub(super) struct JobParts<'a> {
     pub compute_us: Option<f64>,
     pub status: Option<JobStatus>,
     pub missing: &'a [Missing],
+    pub now: Timestamp,
 }
 
 fn ended(at: Timestamp, how: Option<End>) -> EndedView {
@@ -83,7 +84,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
     let measured = parts.measured.as_ref();
     let status = parts.status.as_ref();
-    let policy = policy::view(&row, parts.ranks);
+    let policy = policy::view(&row, parts.ranks, parts.now);
     JobView {
         job: row.job,
         run: row.run,

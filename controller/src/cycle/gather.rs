@@ -71,7 +71,10 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     }
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
-    let memory = app.store.planner_memory(&job.job).await?;
+    let memory = match app.store.planner_memory(&job.job).await? {
+        Some(memory) => Some(memory),
+        None => app.store.memory_of_one_like(job).await?,
+    };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
     let now_decided = in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
@@ -83,15 +86,16 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let table = app.config.times.clone().with(costs(ranks));
     let (profiles, times) = profiles(&trials, &reports, (&table, size, steps_now));
     waiting.extend(policy::differ(ranks));
-    let (policy, _) = policy::in_force(job, ranks);
+    let (policy, _) = policy::in_force(job, ranks, now);
     let snapshot = Arc::new(Snapshot {
+        begun: job.created,
         backend: job.backend.clone(),
         offer: offer(ranks, job.gradient_values, &mut waiting),
         links,
         profiles,
         times,
         coefficients: (*app.store.coefficients().await?).clone(),
-        energies: measure::bucket_energies(&recent.whole),
+        energies: measure::bucket_energies(&recent.whole, job.buckets.len()),
         buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
         measured,

@@ -249,10 +249,9 @@ function showNow(decision, report, newest, { missing }) {
 /** What is set for the job alone and by whom, in words. */
 function policyWords({ policy, policy_source: source }) {
   const { kinds, objective, least_gain: gain, most_overhead: overhead, observe, pin } = policy;
-  const over = pin && pin.until && Date.parse(pin.until) <= Date.now();
   const parts = [
     observe && "observes only, nothing changes",
-    pin && `${over ? "was pinned" : "pinned"} to ${strategyWords(pin.strategy)} until ${pin.until || "this is changed"}`,
+    pin && `pinned to ${strategyWords(pin.strategy)} until ${pin.until || "this is changed"}`,
     objective && `ranks by ${objective.name}`,
     gain !== undefined && `keeps a gain of ${share(gain)} at least`,
     overhead !== undefined && `compresses for ${percent(overhead)} of a step at most`,

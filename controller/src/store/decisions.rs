@@ -234,6 +234,27 @@ impl Store {
         self.reads.planner_memory.get(self.write.counters(), job.clone(), read).await
     }
 
+    /// What it remembers of the newest other job of the same size, backend and momentum, if there is one.
+    pub async fn memory_of_one_like(&self, job: &JobRow) -> Result<Option<Arc<str>>> {
+        let text = "SELECT job FROM jobs WHERE job <> $1 AND world = $2 AND gradient_values = $3 AND backend = $4
+            AND momentum IS $5 AND EXISTS (SELECT 1 FROM planner_memory WHERE planner_memory.job = jobs.job)
+            ORDER BY created_us DESC LIMIT 1";
+        let query = sql!(
+            "look for a job like this one",
+            text,
+            job.job,
+            job.world,
+            job.gradient_values,
+            job.backend,
+            job.momentum
+        );
+        let like: Option<JobId> = query.fetch_optional(&self.read).await?;
+        match like {
+            Some(like) => self.planner_memory(&like).await,
+            None => Ok(None),
+        }
+    }
+
     /// Stores the planner's memory when nothing was decided.
     pub async fn put_planner_memory(&self, run: &JobRow, memory: &str) -> Result<()> {
         let mut tx = self.begin_for(run, "store the planner's memory").await?;

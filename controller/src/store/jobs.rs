@@ -249,6 +249,10 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
     for text in FORGET_RUN {
         sql!(operation, text, job).execute(&mut *db).await?;
     }
+    // What the planner remembers of a run tells of the next one of the same size.
+    let text = "DELETE FROM planner_memory WHERE job = $1 AND NOT EXISTS (SELECT 1 FROM jobs
+        WHERE job = $1 AND world = $2 AND gradient_values = $3 AND backend = $4)";
+    sql!(operation, text, job, seen.world, seen.gradient_values, seen.backend).execute(&mut *db).await?;
     let text =
         "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial, momentum,
             buckets)
@@ -266,7 +270,7 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
 }
 
 /// Everything of a job's run.
-const FORGET_RUN: [&str; 12] = [
+const FORGET_RUN: [&str; 11] = [
     "DELETE FROM progress WHERE job = $1",
     "DELETE FROM open_intervals WHERE job = $1",
     "DELETE FROM steps WHERE job = $1",
@@ -278,11 +282,11 @@ const FORGET_RUN: [&str; 12] = [
     "DELETE FROM trials WHERE job = $1",
     "DELETE FROM trial_reports WHERE job = $1",
     "DELETE FROM intervals WHERE job = $1",
-    "DELETE FROM planner_memory WHERE job = $1",
 ];
 
 /// What is left of a job's name then.
-const FORGET_NAME: [&str; 2] = ["DELETE FROM runs WHERE job = $1", "DELETE FROM jobs WHERE job = $1"];
+const FORGET_NAME: [&str; 3] =
+    ["DELETE FROM planner_memory WHERE job = $1", "DELETE FROM runs WHERE job = $1", "DELETE FROM jobs WHERE job = $1"];
 
 /// Counters of [`forget`].
 const FORGOTTEN_VERSION: &str = "forgotten-version";
@@ -398,6 +402,31 @@ mod tests {
             let row = store.job(&job).await.unwrap().unwrap();
             assert_eq!((row.ended, row.how), (ended, shown), "{how}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_the_planner_remembers_is_for_later_runs_and_for_jobs_of_the_same_size() {
+        let (store, _dir) = scratch().await;
+        let begin = async |name: &str, world: u32, at: u64| {
+            let mut tx = store.write.begin("begin a job").await.unwrap();
+            let seen = JobSeen { world, ..alone(name.parse().unwrap()) };
+            super::begin(&mut tx, &seen, Timestamp(at)).await.unwrap();
+            tx.commit().await.unwrap();
+            store.job(&seen.job).await.unwrap().unwrap()
+        };
+        let remembered = async |row: &JobRow| {
+            let (own, other) = (store.planner_memory(&row.job).await, store.memory_of_one_like(row).await);
+            (own.unwrap().map(|text| text.to_string()), other.unwrap().map(|text| text.to_string()))
+        };
+        let (first, none) = (begin("j", 2, 1).await, (None, None));
+        assert_eq!(remembered(&first).await, none);
+        store.put_planner_memory(&first, "[1]").await.unwrap();
+        let some = || Some("[1]".to_owned());
+        assert_eq!(remembered(&begin("j", 2, 2).await).await, (some(), None), "the next run");
+        assert_eq!(remembered(&begin("k", 2, 3).await).await, (None, some()), "another name");
+        assert_eq!(remembered(&begin("l", 3, 4).await).await, none, "another size");
+        assert_eq!(remembered(&begin("j", 3, 5).await).await, none, "a run of another size");
+        assert_eq!(remembered(&begin("m", 2, 6).await).await, none, "and with it what was remembered");
     }
 
     /// The loop reads a run, works for a while, and writes: whatever began meanwhile keeps its own.

@@ -36,10 +36,10 @@ pub fn check(snapshot: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<Viol
     if let Verdict::Change(decision) = &outcome.verdict {
         let pinned = pin.is_some_and(|pin| *pin == decision.plan);
         rules::identity(snapshot, decision, now, &mut found);
-        rules::offered(snapshot, decision, pinned, &mut found);
-        rules::timing(snapshot, decision, (now, pinned), &mut found);
-        report::chosen(snapshot, outcome, (decision, pinned), &mut found);
+        rules::timing(snapshot, decision, now, pinned, &mut found);
+        report::chosen(snapshot, outcome, decision, pinned, &mut found);
         if !pinned {
+            rules::offered(snapshot, decision, &mut found);
             policy::limits(snapshot, outcome, decision, &mut found);
         }
     }

@@ -22,7 +22,7 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
 
 /// What is chosen is the report's, and its step is the sum of its parts.
 /// What is pinned needs no prediction.
-pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, (d, pinned): (&Decision, bool), found: &mut Findings) {
+pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, d: &Decision, pinned: bool, found: &mut Findings) {
     let r = &outcome.report;
     found.expect(r.chosen == d.plan, "report", || format!("reports {} but decides {}", r.chosen, d.plan));
     let Some(a) = r.alternatives.iter().find(|a| a.plan == d.plan) else {

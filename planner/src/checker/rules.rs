@@ -44,8 +44,7 @@ fn canonical(plan: &Plan) -> String {
 }
 
 /// All buckets' strategies are offered. One for all buckets has a candidate's ratio; by bucket any between the least and the largest.
-/// What is pinned has any, and neither policy nor settings have to allow it.
-pub(super) fn offered(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Findings) {
+pub(super) fn offered(s: &Snapshot, d: &Decision, found: &mut Findings) {
     let ratios = || s.config.crs.iter().map(|cr| cr.get());
     let (least, most) = (ratios().fold(1.0, f64::min), ratios().fold(0.0, f64::max));
     let by_bucket = d.plan.alike().is_none();
@@ -57,10 +56,9 @@ pub(super) fn offered(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Find
         if x.is_dense() {
             continue;
         }
-        let allowed = if pinned { s.offer.codecs.contains_key(&x.family()) } else { may_run(s, x) };
-        found.expect(allowed, "offered", || format!("the job has no {}, or it is not allowed", x.family()));
+        found.expect(may_run(s, x), "offered", || format!("the job has no {}, or it is not allowed", x.family()));
         let within = |cr: f64| by_bucket && (least..=most).contains(&cr);
-        let ratio = x.spec().ratio().is_none_or(|cr| pinned || s.config.crs.contains(&cr) || within(cr.get()));
+        let ratio = x.spec().ratio().is_none_or(|cr| s.config.crs.contains(&cr) || within(cr.get()));
         found.expect(ratio, "offered", || format!("CR {} is not a candidate", x.cr()));
         found.expect(s.ranks >= 2, "offered", || format!("{x} with a single rank"));
     }
@@ -83,7 +81,7 @@ pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
 
 /// A change comes after the dwell time, and where the links are known; back to dense a job may go at any time. Where the clock has jumped
 /// back, nothing is known of when the last decision was made. What is pinned waits only for the last decision to be in force.
-pub(super) fn timing(s: &Snapshot, d: &Decision, (now, pinned): (Timestamp, bool), found: &mut Findings) {
+pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, pinned: bool, found: &mut Findings) {
     let known = pinned || s.links.is_some() && s.compute.is_some();
     found.expect(known, "links", || "decided without links or steps".into());
     let Some(current) = s.in_force.as_ref().filter(|_| pinned || !d.plan.is_dense()) else { return };

@@ -36,7 +36,7 @@ fn what_is_not_allowed_is_refused_by_its_key() {
         (json!([]), "a policy is an object with any of the keys kinds, objective"),
         (json!({ "kind": ["topk"] }), "unknown key \"kind\", did you mean kinds?"),
         (json!({ "zebra": 1 }), "the keys are kinds, objective, least_gain, most_overhead, observe, pin"),
-        (json!({ "kinds": "topk" }), "kinds: invalid type: string \"topk\""),
+        (json!({ "kinds": "topk" }), "kinds: expected a list of names such as [\"topk\"], found \"topk\""),
         (json!({ "kinds": [] }), "[\"none\"] is dense alone, and null is all"),
         (json!({ "kinds": ["topkk(k=0.1)"] }), "did you mean topk?"),
         (json!({ "kinds": ["topk(k=0.1)"] }), "kinds are names without parameters, allowed is \"topk\""),
@@ -47,9 +47,9 @@ fn what_is_not_allowed_is_refused_by_its_key() {
             "objective.gain_floor is 2, allowed is 0 to 1",
         ),
         (json!({ "least_gain": 1.5 }), "least_gain is 1.5, allowed is 0 to 1"),
-        (json!({ "least_gain": "half" }), "least_gain: invalid type: string \"half\""),
+        (json!({ "least_gain": "half" }), "least_gain: expected a number, 0 to 1, found \"half\""),
         (json!({ "most_overhead": -0.1 }), "most_overhead is -0.1, allowed is 0 or more"),
-        (json!({ "observe": 1 }), "observe: invalid type: integer `1`, expected a boolean"),
+        (json!({ "observe": 1 }), "observe: expected true or false, found 1"),
         (json!({ "pin": "none" }), "pin: expected an object with the keys strategy and until"),
         (json!({ "pin": { "until": null } }), "pin.strategy: expected the text of a strategy"),
         (json!({ "pin": { "strategy": "zebra/allgather" } }), "pin.strategy: "),
@@ -59,7 +59,7 @@ fn what_is_not_allowed_is_refused_by_its_key() {
         ),
         (
             json!({ "pin": { "strategy": "none/dense-ring", "until": "tomorrow" } }),
-            "\"tomorrow\" is no time: expected a time of RFC 3339",
+            "expected a time from 1970 on with its zone, as in RFC 3339",
         ),
         (json!({ "pin": { "strategy": "none/dense-ring", "until": "1969-01-01T00:00:00Z" } }), "from 1970 on"),
         (json!({ "observe": true, "pin": { "strategy": "none/dense-ring" } }), "observe and pin do not go together"),
@@ -114,13 +114,26 @@ fn what_the_job_cannot_run_is_named_with_what_it_offers() {
         ("none/dense-ring", "do not run dense-ring"),
         ("topk(k=0.7)/allgather", "no trainer of the job offers topk(k=*); they offer topk(k=*)+ef(vanilla)"),
         ("fp16/dense-tree", "no trainer of the job offers fp16"),
-        ("none/dense-tree | topk(k=0.7)+ef(vanilla)/allgather", "it is of 2 buckets, and the job's gradient has 1"),
+        ("none/dense-tree | topk(k=0.7)+ef(vanilla)/allgather", "the buckets of the job's gradient are not known"),
     ] {
         let why = why(&s, plan).unwrap();
         assert!(why.contains(expected), "{plan}: {why}");
     }
+    s.buckets = vec![1000];
+    let two = why(&s, "none/dense-tree | topk(k=0.7)+ef(vanilla)/allgather").unwrap();
+    assert!(two.contains("it is of 2 buckets, and the job's gradient has 1"), "{two}");
     s.ranks = 1;
     assert!(why(&s, sparse).unwrap().contains("a single rank"));
     s.offer.collectives = vec![Collective::Allgather];
     assert_eq!(why(&s, "none/dense-ring"), None, "every job can run the ring");
+}
+
+#[test]
+fn a_pin_that_has_ended_is_none() {
+    let policy = JobPolicy::read(
+        &json!({ "least_gain": 0.1, "pin": { "strategy": "none/dense-ring", "until": "1970-01-01T00:00:05Z" } }),
+    );
+    let (policy, end) = (policy.unwrap(), Timestamp(5_000_000));
+    assert_eq!(policy.clone().at(Timestamp(end.0 - 1)), policy);
+    assert_eq!(policy.at(end), JobPolicy { least_gain: Some(0.1), ..JobPolicy::default() });
 }

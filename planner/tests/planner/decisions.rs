@@ -151,7 +151,11 @@ fn a_least_gain_that_the_operator_sets_is_a_limit() {
     assert!(free < 0.7);
     job.s.config.policy = PolicyConfig::TimeToQuality(limited);
     let outcome = job.call();
-    assert!(outcome.decision().expect("it is below").reason.contains("its policy admits"), "{}", outcome.report.why);
+    assert!(
+        outcome.decision().expect("it is below").reason.contains("policy and settings admit"),
+        "{}",
+        outcome.report.why
+    );
     assert!(of(&outcome, &job.strategy().to_string()).gain.get() >= 0.7);
     assert!(outcome.report.alternatives.iter().all(|a| a.score.is_none() || a.gain.get() >= 0.7));
 }
@@ -299,28 +303,50 @@ fn plan_gains<'a>(job: &'a Job, plan: &'a Plan) -> impl Iterator<Item = f64> + '
     (0..job.s.buckets.len()).map(|bucket| job.truth(plan.of(bucket)).2)
 }
 
-#[test]
-fn what_is_not_known_is_tried_in_earnest_and_left_when_it_is_worse() {
+/// A job without trials of which settled steps keep far less than is usual; and what it decides in so many seconds.
+fn keeps_little() -> Job {
     let mut job = Job::new();
     job.s.profiles = Default::default();
     job.s.config.trial_budget_s = seconds(0.0);
     job.s.config.policy =
         PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(0.3), ..TimeToQuality::default() });
     job.network(0.001, 2e9);
-    job.call();
-    let mut tried = Vec::new();
-    // Settled steps keep far less than is usual.
+    job
+}
+
+fn decided_in(job: &mut Job, steps: usize) -> Vec<Plan> {
+    let mut decided: Vec<Plan> = job.call().decision().map(|d| d.plan.clone()).into_iter().collect();
     let poor = profile(1.2, 0.004);
-    for _ in 0..200 {
+    for _ in 0..steps {
         job.wait(1.0);
         let is = job.strategy();
         let (t_comp, t_sync, _) = job.truth(&is);
         job.measure(t_comp, t_sync, if is.is_dense() { 1.0 } else { poor.gain(is.cr()).get() });
         if let Some(decision) = job.call().decision() {
-            tried.push(decision.plan.clone());
+            decided.push(decision.plan.clone());
         }
     }
+    decided
+}
+
+#[test]
+fn what_is_not_known_is_tried_in_earnest_and_left_when_it_is_worse() {
+    let mut job = keeps_little();
+    let tried = decided_in(&mut job, 200);
     assert!(tried.iter().any(|x| !x.is_dense()), "nothing was tried: {}", job.call().report.why);
     assert!(job.strategy().is_dense(), "{} stays, tried {tried:?}", job.strategy());
     assert!(tried.len() < 12, "{tried:?}");
+}
+
+#[test]
+fn a_later_run_does_not_try_again_what_an_earlier_one_found() {
+    let mut first = keeps_little();
+    let tried = |decided: Vec<Plan>| decided.iter().filter(|plan| !plan.is_dense()).count();
+    let before = tried(decided_in(&mut first, 200));
+    let mut second = Job { now: first.now, ..keeps_little() };
+    second.network(0.001, 2e9);
+    (second.s.begun, second.s.memory) = (first.now, first.s.memory.clone());
+    let after = tried(decided_in(&mut second, 200));
+    assert!(after < before && after <= 1, "{before} tried in the first run, {after} in the second");
+    assert_eq!(second.s.memory.begun, second.s.begun);
 }

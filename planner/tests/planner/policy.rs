@@ -151,7 +151,7 @@ fn what_keeps_too_little_or_compresses_for_too_long_is_not_decided() {
         limited.wait(60.0);
         let outcome = limited.call();
         assert!(limited.s.plan().is_dense(), "{name}: {}", outcome.report.why);
-        assert!(outcome.report.why.contains("is the best that its policy admits"), "{}", outcome.report.why);
+        assert!(outcome.report.why.contains("is the best that policy and settings admit"), "{}", outcome.report.why);
         set(&mut limited, json!({ "least_gain": 1.0, "most_overhead": 0 }));
         assert!(matches!(limited.keeps(), Keep::AlreadyBest | Keep::NotSure), "{name}: dense always may");
     }
