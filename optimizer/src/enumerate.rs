@@ -23,7 +23,7 @@ impl Solution {
     }
 }
 
-/// Evaluates all candidates and picks one of the front by the policy.
+/// Evaluates all candidates and picks one by the policy.
 pub fn solve(problem: &Problem, space: &Space, policy: &dyn Policy) -> Result<Solution, ProblemError> {
     solve_among(problem, &space.strategies(), policy)
 }
@@ -34,7 +34,9 @@ pub fn solve_among(problem: &Problem, all: &[Strategy], policy: &dyn Policy) -> 
     let candidates: Result<Vec<Evaluated>, _> = all.iter().map(|x| evaluator.evaluate(x)).collect();
     let candidates = candidates?;
     let front = pareto::front(&candidates);
-    let choice = policy.choose(&candidates, &front, problem.compute);
+    // Not of the front alone: of what one rank selects for all 1/gain is no measure of the steps it takes, see `Quality::inverse_gain`.
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    let choice = policy.choose(&candidates, &all, problem.compute);
     Ok(Solution { candidates, front, choice })
 }
 

@@ -54,8 +54,6 @@ impl<B: ControlPlane> JobContext<'_, B> {
 /// What one rank has for itself.
 struct Trainer {
     telemetry: Telemetry,
-    /// Whether the hook is registered, as that for torch is from the first step on that is not dense.
-    hooked: bool,
     shadows: Shadows,
     leader_shadows: LeaderShadows,
 }
@@ -84,6 +82,8 @@ pub struct Trainers<'a> {
     orders: OrdersSlot,
     /// The message that was broadcast last, until it is due.
     message: Vec<u8>,
+    /// Whether the hook is registered, as that for torch is from the first step on that is not dense.
+    hooked: bool,
     each: Vec<Trainer>,
     trial: Option<Running>,
     /// Whether shadows look at the gradients of the next step.
@@ -133,7 +133,6 @@ impl<'a> Trainers<'a> {
         let (job, run) = (JobId::new(JOB_NAME).context("name the job")?, RunId(seed + 1));
         let trainer = |rank| Trainer {
             telemetry: Telemetry::new(job.clone(), Rank(rank)),
-            hooked: false,
             shadows: Shadows::new(Shadows::SHARE, seed),
             leader_shadows: LeaderShadows::new(&model),
         };
@@ -142,6 +141,7 @@ impl<'a> Trainers<'a> {
         Ok(Self {
             cell,
             truth,
+            hooked: false,
             each: (0..world as u32).map(trainer).collect(),
             orders: OrdersSlot::new(job.clone(), Some(run)),
             job,

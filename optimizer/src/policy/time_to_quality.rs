@@ -16,7 +16,6 @@ pub struct TimeToQuality {
     /// [`Delay::of_momentum`].
     pub exponent: Option<f64>,
     /// Of the job's optimizer, at least 0 and below 1. Default: as the trainers say.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
 }
 
