@@ -27,7 +27,7 @@ def test_what_the_script_sets_for_the_job_counts(seen):
         policy = {"kinds": ["eightbit"], "objective": {"name": "knee", "unit_s": 0.0}, "observe": True}
         assert (rank["job"]["policy"], rank["job"]["policy_source"]) == (policy, "script")
         assert rank["report"]["report"]["policy"] == "knee"
-        assert any("on rank 0 and on rank 1" in why for why in rank["report"]["waiting"]), rank["report"]["waiting"]
+        assert any("ranks 0 and 1 set different policies" in why for why in rank["report"]["waiting"]), rank["report"]["waiting"]
 
 
 def test_steps_under_a_text_are_shown_with_their_costs(seen):
