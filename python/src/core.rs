@@ -190,7 +190,7 @@ impl Core {
                 rank: session.rank.0,
                 world: session.world,
                 gradient_values: all.values() as u64,
-                // Known once DDP has rebuilt them: `Session::say_buckets`.
+                // Known once DDP has rebuilt them: `Session::report_buckets`.
                 buckets: Vec::new(),
                 momentum,
                 policy,

@@ -154,10 +154,10 @@ pub struct Session {
     pub deferred: Deferred<Event>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
-    /// Values of the buckets of the step under way, of the step before, and those that the agent was told.
+    /// Values of the buckets of the step under way, of the step before, and those that were reported to the agent.
     layout: Vec<u64>,
     layout_before: Vec<u64>,
-    layout_said: Vec<u64>,
+    layout_reported: Vec<u64>,
     /// Whether the hook has seen a bucket of the step under way.
     hooked: bool,
     /// Whether the automatic choice of leaders has seen one.
@@ -212,7 +212,7 @@ impl Session {
             passed: Vec::new(),
             layout: Vec::new(),
             layout_before: Vec::new(),
-            layout_said: Vec::new(),
+            layout_reported: Vec::new(),
             hooked: false,
             led: false,
             trial: None,
@@ -321,13 +321,13 @@ impl Session {
     }
 
     /// Tells the agent the buckets once they are settled: DDP rebuilds them after the hello, see [`WARM_UP`].
-    fn say_buckets(&mut self) {
+    fn report_buckets(&mut self) {
         let layout = std::mem::take(&mut self.layout);
         let same = layout == self.layout_before && !layout.is_empty();
-        let settled = self.warm() && same && layout != self.layout_said;
+        let settled = self.warm() && same && layout != self.layout_reported;
         if let Some(client) = self.reporter.client().filter(|_| settled) {
-            client.say_buckets(layout.clone());
-            self.layout_said.clone_from(&layout);
+            client.report_buckets(layout.clone());
+            self.layout_reported.clone_from(&layout);
         }
         self.layout_before = layout;
     }
@@ -359,7 +359,7 @@ impl Session {
         self.steps
     }
 
-    /// Who leads AR-Topk in a bucket of this step, the same on all ranks; none where nobody does.
+    /// Who leads AR-Topk in a bucket of this step, the same on all ranks; none where no rank does.
     pub fn leader(&self, tick: &Tick, bucket: usize) -> Option<Leader> {
         let selection = tick.strategy(bucket).selection()?;
         Some(match self.leadership {
@@ -481,7 +481,7 @@ impl Session {
             self.end_shadows();
         }
         self.steps += 1;
-        self.say_buckets();
+        self.report_buckets();
         if std::mem::take(&mut self.hooked) {
             self.passed.clear();
         }

@@ -1,4 +1,4 @@
-"""What the agent is told of DDP's buckets, two ranks."""
+"""What is reported to the agent of DDP's buckets, two ranks."""
 
 import pytest
 from conftest import torchrun
@@ -14,11 +14,11 @@ def seen(folder):
 @pytest.mark.parametrize("name", ["native", "hooked", "compressed", "static graph"])
 def test_the_buckets_are_said_once_when_ddp_has_rebuilt_them(seen, name):
     for rank in (rank[name] for rank in seen):
-        assert rank["hello"] == [None] and rank["said"] == [rank["buckets"]], rank
+        assert rank["hello"] == [None] and rank["reported"] == [rank["buckets"]], rank
         assert len(rank["buckets"]) > 2 and sum(rank["buckets"]) == rank["values"]
     assert seen[0][name]["buckets"] == seen[1][name]["buckets"]
 
 
 def test_an_older_agent_is_told_by_the_next_hello(seen):
     for rank in (rank["older"] for rank in seen):
-        assert rank["said"] == [] and rank["hello"] == [None, rank["buckets"]], rank
+        assert rank["reported"] == [] and rank["hello"] == [None, rank["buckets"]], rank

@@ -130,10 +130,10 @@ impl Client {
     /// The gradient is sent in buckets of these values, in the order in which backward has them ready. The agent hears of it now, or by
     /// the next hello where it is away or too old. What it would refuse is kept from it: with that in the hello it would refuse this
     /// trainer.
-    pub fn say_buckets(&self, values: Vec<u64>) {
+    pub fn report_buckets(&self, values: Vec<u64>) {
         match check_buckets(&values, self.gradient_values) {
             Ok(()) => self.shared.lock().buckets = values,
-            Err(why) => tracing::info!("the agent is not told of the buckets: {why}"),
+            Err(why) => tracing::info!("the buckets are not reported to the agent: {why}"),
         }
         self.shared.wake.notify_one();
     }
@@ -334,11 +334,12 @@ impl Link {
     fn pump(&mut self, stream: &UnixStream) -> std::io::Result<Sent> {
         let since = Instant::now();
         loop {
-            let unsaid = |state: &State| self.takes_buckets && state.buckets != self.hello.buckets;
-            let wakes = |state: &State| !state.queue.is_empty() || unsaid(state) || state.ending || !state.connected;
+            let unreported = |state: &State| self.takes_buckets && state.buckets != self.hello.buckets;
+            let wakes =
+                |state: &State| !state.queue.is_empty() || unreported(state) || state.ending || !state.connected;
             let (next, buckets, ending, connected) = {
                 let state = self.shared.wait(ACCEPTED_AFTER, wakes);
-                let buckets = unsaid(&state).then(|| state.buckets.clone());
+                let buckets = unreported(&state).then(|| state.buckets.clone());
                 (state.queue.front().cloned(), buckets, state.ending, state.connected)
             };
             match next {
@@ -524,15 +525,15 @@ mod tests {
         let mut agent = Agent::accept(&listener);
         assert!(agent.greeted.buckets.is_empty());
         // Between the hello and the welcome.
-        client.say_buckets(vec![3, 5]);
+        client.report_buckets(vec![3, 5]);
         agent.welcome();
-        let said = |values| Some(FromTrainer::Buckets { job: JobId::new("j").unwrap(), rank: 0, values });
-        assert_eq!(agent.next(), said(vec![3, 5]));
-        [vec![3, 5], vec![3, 6], vec![8, 0]].into_iter().for_each(|values| client.say_buckets(values));
+        let reported = |values| Some(FromTrainer::Buckets { job: JobId::new("j").unwrap(), rank: 0, values });
+        assert_eq!(agent.next(), reported(vec![3, 5]));
+        [vec![3, 5], vec![3, 6], vec![8, 0]].into_iter().for_each(|values| client.report_buckets(values));
         client.send(applied(1));
         assert_eq!(agent.next(), Some(applied(1)), "neither again nor what the agent would refuse");
-        client.say_buckets(vec![5, 3]);
-        assert_eq!(agent.next(), said(vec![5, 3]));
+        client.report_buckets(vec![5, 3]);
+        assert_eq!(agent.next(), reported(vec![5, 3]));
 
         drop(agent);
         // One that does not take them has them by its hello.
@@ -541,7 +542,7 @@ mod tests {
         let node = NodeName::new("n1").unwrap();
         agent.answer(&ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: false });
         assert_eq!(agent.next(), Some(applied(1)));
-        client.say_buckets(vec![2, 6]);
+        client.report_buckets(vec![2, 6]);
         client.send(applied(2));
         assert_eq!(agent.next(), Some(applied(2)));
         drop(agent);

@@ -1,4 +1,4 @@
-"""What is said to the agent of DDP's buckets."""
+"""What is reported to the agent of DDP's buckets."""
 
 import time
 
@@ -38,7 +38,7 @@ def train(rank, name, *, strategy=None, hooked=False, takes_buckets=True, **opti
     session.close()
     agent.wait_for("bye")
     return {
-        "hello": [m.get("buckets") for m in agent.of_kind("hello")], "said": [m["values"] for m in agent.of_kind("buckets")],
+        "hello": [m.get("buckets") for m in agent.of_kind("hello")], "reported": [m["values"] for m in agent.of_kind("buckets")],
         # As torch has them.
         "buckets": [bucket.buffer().numel() for bucket in model.reducer._get_zeros_like_grad_buckets()],
         "values": agent.of_kind("hello")[0]["gradient_values"],
