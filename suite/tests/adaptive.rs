@@ -233,23 +233,8 @@ fn what_trainers_say_passes_the_checks_of_the_wire_and_is_the_same_each_time() {
     params.sort_by_key(|param| param.id);
     let layers = flexcomm_exchange::layers(&params).unwrap();
     for hello in recorder.hellos.iter().cloned() {
-        let Hello {
-            job,
-            run,
-            rank,
-            world,
-            gradient_values,
-            buckets,
-            momentum,
-            policy,
-            backend,
-            codecs,
-            collectives,
-            ..
-        } = hello;
-        assert_eq!(gradient_values, 143_180);
-        let seen =
-            JobSeen { job, run, rank, world, gradient_values, buckets, momentum, policy, backend, codecs, collectives };
+        assert_eq!(hello.gradient_values, 143_180);
+        let seen = JobSeen::from(hello);
         seen.check().unwrap();
         assert!(seen.codecs.iter().any(|codec| codec.compressor == "topk(k=*)+ef(vanilla)"));
         for codec in &seen.codecs {

@@ -3,7 +3,7 @@
 use flexcomm_domain::{CodecBytes, CodecCost, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedReport, JobOrders, StepsReport, TrialReport};
+use crate::{AppliedReport, JobOrders, JobSeen, StepsReport, TrialReport};
 
 /// A trainer's first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,26 @@ pub struct Hello {
     pub codecs: Vec<CodecInfo>,
     /// The collectives it can run.
     pub collectives: Vec<String>,
+}
+
+impl From<Hello> for JobSeen {
+    fn from(hello: Hello) -> Self {
+        let Hello {
+            protocol: _,
+            job,
+            run,
+            rank,
+            world,
+            gradient_values,
+            buckets,
+            momentum,
+            policy,
+            backend,
+            codecs,
+            collectives,
+        } = hello;
+        Self { job, run, rank, world, gradient_values, buckets, momentum, policy, backend, codecs, collectives }
+    }
 }
 
 /// A compressor a trainer has and what its messages weigh in a step: with k of n values (all, where it leaves none out) they

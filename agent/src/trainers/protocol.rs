@@ -101,27 +101,13 @@ impl Session {
 }
 
 fn check_hello(hello: Hello) -> Result<JobSeen, String> {
-    let Hello {
-        protocol,
-        job,
-        run,
-        rank,
-        world,
-        gradient_values,
-        buckets,
-        momentum,
-        policy,
-        backend,
-        codecs,
-        collectives,
-    } = hello;
+    let protocol = hello.protocol;
     if protocol != PROTOCOL {
         return Err(format!(
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
         ));
     }
-    let seen =
-        JobSeen { job, run, rank, world, gradient_values, buckets, momentum, policy, backend, codecs, collectives };
+    let seen = JobSeen::from(hello);
     seen.check().map_err(|bad| bad.to_string())?;
     Ok(seen)
 }
