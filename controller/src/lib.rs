@@ -17,6 +17,7 @@ mod grants;
 mod intervals;
 mod limits;
 mod links;
+mod losses;
 mod measure;
 mod metrics;
 mod missing;

@@ -57,8 +57,8 @@ pub fn weighed(mut tests: Vec<TestRow>, links: &[LinkRow], now: Timestamp) -> Ve
         let ends = sampled_since(test, &test.src, &test.dst).zip(sampled_since(test, &test.dst, &test.src));
         let Some((there, back)) = ends else { continue };
         let agree = there <= AGREE * back && back <= AGREE * there;
-        if agree && far(test.bandwidth_bps, there) && (test.bandwidth_bps < there || fell_since(test, there)) {
-            (test.bandwidth_bps, test.previous_bps) = (there, None);
+        if agree && far(test, there) && (test.bandwidth_bps < there || fell_since(test, there)) {
+            (test.bandwidth_bps, test.is_lower_bound, test.previous_bps) = (there, false, None);
         }
     }
     tests
@@ -69,8 +69,9 @@ fn fell_since(test: &TestRow, estimate_bps: f64) -> bool {
     test.estimate_bps.is_none_or(|then| estimate_bps * AGREE < then)
 }
 
-fn far(tested_bps: f64, estimate_bps: f64) -> bool {
-    tested_bps * FAR_OFF < estimate_bps || tested_bps > FAR_OFF * estimate_bps
+fn far(test: &TestRow, estimate_bps: f64) -> bool {
+    let slower = test.bandwidth_bps * FAR_OFF < estimate_bps && !test.is_lower_bound;
+    slower || test.bandwidth_bps > FAR_OFF * estimate_bps
 }
 
 /// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
@@ -96,8 +97,12 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant
         if let Some(test) = tests.get(&(&row.src, &row.dst)) {
             let test_age_ms = now.since(test.received).get() * 1e3;
             let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / time_constant_s).exp();
-            if view.bandwidth_bps.is_none() || test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms {
-                view.bandwidth_bps = Some(test.bandwidth_bps);
+            // A lower bound confirms what it is near to, and says nothing where more is known.
+            let says = !test.is_lower_bound || view.bandwidth_bps.is_some_and(|bps| bps < AGREE * test.bandwidth_bps);
+            let is_newer = test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms;
+            if view.bandwidth_bps.is_none() || is_newer && says {
+                let least = view.bandwidth_bps.filter(|_| test.is_lower_bound).unwrap_or_default();
+                view.bandwidth_bps = Some(test.bandwidth_bps.max(least));
                 view.bandwidth_age_ms = test_age_ms;
                 view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);
             } else if let Some(found) = far_off(test, view.bandwidth_bps) {
@@ -239,7 +244,7 @@ fn aged(report: &LinkReport, waited_ms: f64, time_constant_s: f64) -> f64 {
 
 /// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
 pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
-    link.bandwidth_bps.is_some_and(|estimate| far(test.bandwidth_bps, estimate))
+    link.bandwidth_bps.is_some_and(|estimate| far(test, estimate))
 }
 
 /// What the last two tests agree on, when both are far slower or both far faster than the estimate: of slow ones the
@@ -248,7 +253,7 @@ pub fn contradicted(test: &TestRow, link: &LinkView) -> bool {
 fn far_off(test: &TestRow, estimate_bps: Option<f64>) -> Option<f64> {
     let (estimate, last, previous) = (estimate_bps?, test.bandwidth_bps, test.previous_bps?);
     let (slower, faster) = (last.min(previous), last.max(previous));
-    let fell = (faster * FAR_OFF < estimate).then_some(faster);
+    let fell = (faster * FAR_OFF < estimate && !test.is_lower_bound).then_some(faster);
     let was_low = test.estimate_bps.is_some_and(|then| slower > FAR_OFF * then) && !fell_since(test, estimate);
     fell.or((was_low && slower > FAR_OFF * estimate).then_some(slower))
 }
@@ -316,7 +321,8 @@ pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Li
     let number = |node: &NodeName| known.iter().position(|k| *k == node).map(|at| at as u32);
     let test = |row: &TestRow| {
         let (from, to) = (number(&row.src)?, number(&row.dst)?);
-        Some(LinkTest { from, to, bandwidth: Bandwidth::new(row.bandwidth_bps).ok()?, at: row.received })
+        let (bandwidth, is_lower_bound) = (Bandwidth::new(row.bandwidth_bps).ok()?, row.is_lower_bound);
+        Some(LinkTest { from, to, bandwidth, is_lower_bound, at: row.received })
     };
     links.tests = tests.iter().filter_map(test).collect();
     links
@@ -353,7 +359,8 @@ pub(crate) mod tests {
     /// Of a to b, at the time 0.
     pub(crate) fn test(bandwidth_bps: f64, previous_bps: Option<f64>, estimate_bps: Option<f64>) -> TestRow {
         let (src, dst, received) = (node("a"), node("b"), Timestamp(0));
-        TestRow { src, dst, bandwidth_bps, previous_bps, received, latency_us: Some(1000.0), estimate_bps }
+        let (is_lower_bound, latency_us) = (false, Some(1000.0));
+        TestRow { src, dst, bandwidth_bps, is_lower_bound, previous_bps, received, latency_us, estimate_bps }
     }
 
     #[test]
@@ -478,6 +485,25 @@ pub(crate) mod tests {
         let map = merge(&rows, &tests, Timestamp(now_s * 1_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
         let link = &map[&(node("a"), node("b"))];
         (link.bandwidth_bps, link.bandwidth_confidence, contradicted(&tests[0], link))
+    }
+
+    #[test]
+    fn a_lower_bound_contradicts_only_what_is_slower() {
+        let link = |test: &TestRow| {
+            let rows = [row("a", "b", Some(1e9), 1_000_000)];
+            let map = merge(&rows, std::slice::from_ref(test), Timestamp(7_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+            let view = map[&(node("a"), node("b"))].clone();
+            (contradicted(test, &view), view.bandwidth_bps)
+        };
+        let slow = TestRow { received: Timestamp(1_500_000), ..test(1e7, None, Some(1e9)) };
+        assert!(link(&slow).0);
+        assert_eq!(link(&TestRow { is_lower_bound: true, ..slow }), (false, Some(1e9)));
+        let fast = TestRow { is_lower_bound: true, received: Timestamp(1_500_000), ..test(1e11, None, Some(1e9)) };
+        assert!(link(&fast).0);
+        // Five seconds newer than the estimate.
+        let newer = |bound: TestRow| link(&TestRow { received: Timestamp(6_000_000), ..bound }).1;
+        let bound = |bps| TestRow { is_lower_bound: true, ..test(bps, None, Some(1e9)) };
+        assert_eq!([1e8, 9e8, 3e9].map(|bps| newer(bound(bps))), [Some(1e9), Some(1e9), Some(3e9)]);
     }
 
     /// A job whose messages were short for the link had its agents estimate a part of it; then the link fell far below

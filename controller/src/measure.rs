@@ -11,6 +11,9 @@ use crate::store::StepRow;
 /// The first steps under a decision run with cold buffers and are left out.
 const COLD_STEPS: usize = 2;
 
+/// What cold buffers cost is little of a step that takes longer, microseconds; but for a job's first, in which connections are made.
+const LONG_US: f64 = 2e6;
+
 /// A step that every rank reported whose agent lives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WholeStep {
@@ -78,6 +81,12 @@ const SILENT_STEPS: u64 = 3;
 
 /// Steps that are older tell nothing of the network of now: as many seconds, and as many times a step takes.
 const OUTDATED: (f64, f64) = (10.0, 4.0);
+
+/// Fewest steps between two changes of what they take, and the least change, in logarithms.
+const CHANGED_STEPS: usize = 3;
+const CHANGED: f64 = 0.2;
+/// A change is more than so many times what steps are off their median by.
+const SCATTERS: f64 = 3.0;
 
 /// What is stored of one rank's steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -300,10 +309,13 @@ pub fn compute(steps: &[WholeStep]) -> Option<Seconds> {
 pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timestamp) -> Option<Measured> {
     let first = steps.iter().position(|s| s.borrow().version == version)?;
     // In the middle of the window the first steps are the cold ones only when others stand before them.
-    let cold = if first > 0 || steps[first].borrow().step == 0 { COLD_STEPS } else { 0 };
+    let begins = first > 0 || steps[first].borrow().step == 0;
     let own = steps[first..].iter().map(Borrow::borrow).filter(|s: &&WholeStep| s.version == version);
-    let own: Vec<&WholeStep> = own.skip(cold).collect();
-    let own = &own[own.len().saturating_sub(MEASURED_STEPS)..];
+    let own: Vec<&WholeStep> = own.collect();
+    let is_cold = |(i, step): &(usize, &&WholeStep)| begins && (step.step_us < LONG_US || first == 0 && *i == 0);
+    let cold = own.iter().enumerate().take(COLD_STEPS).take_while(is_cold).count();
+    let own = &own[cold..];
+    let own = since_change(&own[own.len().saturating_sub(MEASURED_STEPS)..]);
     let of = |f: fn(&WholeStep) -> f64| median(own.iter().map(|s| f(s)));
     let age_s = now.since(own.last()?.received).get();
     if age_s > OUTDATED.0.max(OUTDATED.1 * of(|s| s.step_us)? * 1e-6) {
@@ -321,6 +333,34 @@ pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timesta
         gain_spread: spread.clamp(0.0, 10.0),
         scatter: scatter(own),
     })
+}
+
+/// The steps since the newest change of what they take: where two medians in place of one bring all steps together nearer, in
+/// logarithms, by more than two steps differ from the other median, and the medians differ by far more than steps do from theirs. One or two
+/// pauses are no change, nor is noise.
+fn since_change<'a>(steps: &'a [&'a WholeStep]) -> &'a [&'a WholeStep] {
+    let logarithms: Vec<f64> = steps.iter().map(|step| step.step_us.max(1.0).ln()).collect();
+    // Median, and the sum of distances from it.
+    let of = |part: &[f64]| {
+        let middle = median(part.iter().copied()).unwrap_or_default();
+        (middle, part.iter().map(|x| (x - middle).abs()).sum::<f64>())
+    };
+    let mut from = 0;
+    loop {
+        let part = &logarithms[from..];
+        let all = of(part).1;
+        let split = |at: usize| {
+            let ((before, left), (now, right)) = (of(&part[..at]), of(&part[at..]));
+            let changed = (now - before).abs();
+            let is_change = changed > CHANGED.max(SCATTERS * (left + right) / part.len() as f64);
+            (all - left - right, is_change && all - left - right > 2.0 * changed, at)
+        };
+        let splits = (CHANGED_STEPS..=part.len().saturating_sub(CHANGED_STEPS)).map(split);
+        match splits.max_by(|a, b| a.0.total_cmp(&b.0)) {
+            Some((_, true, at)) => from += at,
+            _ => return &steps[from..],
+        }
+    }
 }
 
 /// Between which times steps lie, but for one in twenty at either end.
@@ -611,6 +651,30 @@ pub(crate) mod tests {
         assert_eq!((steps[0].sync_us, steps[0].step_us, steps[0].compute_us), (25.0, 155.0, 110.0));
         let unknown = [rows[0].clone(), StepRow { wait_us: None, ..rows[1].clone() }];
         assert_eq!(whole_steps(&unknown, &all(2))[0].sync_us, 5.0, "one rank that cannot tell spoils it for all");
+    }
+
+    /// Three steps of another network count alone; one or two are a pause.
+    #[test]
+    fn steps_of_the_network_before_count_no_more() {
+        let of = |sync_us: &[f64]| {
+            let rows: Vec<StepRow> = sync_us.iter().zip(0..).map(|(us, step)| row(step, 0, 1, *us)).collect();
+            let m = measured(&whole_steps(&rows, &all(1)), Version(1), Timestamp(0)).unwrap();
+            (m.steps, (m.t_sync.get() * 1e6).round())
+        };
+        let run = |newest: &[f64]| of(&[&[30.0; 30][..], newest].concat());
+        assert_eq!(run(&[]), (28, 30.0));
+        assert_eq!(run(&[300.0, 300.0]), (30, 30.0));
+        assert_eq!(run(&[300.0, 310.0, 320.0]), (3, 310.0));
+        assert_eq!(run(&[300.0, 300.0, 30.0, 300.0]), (32, 30.0), "pauses");
+        assert_eq!(run(&[300.0; 12]), (12, 300.0));
+        assert_eq!(run(&[300.0, 300.0, 30.0, 300.0, 310.0, 300.0]), (6, 300.0), "a pause of the other kind");
+        assert_eq!(run(&[[300.0; 12].as_slice(), &[30.0; 3]].concat()), (3, 30.0));
+        assert_eq!(run(&[31.0; 12]), (40, 30.0), "a drift");
+        let lengths: Vec<f64> = (0..45).map(|i| if i * 7 % 3 == 0 { 60.0 } else { 150.0 }).collect();
+        assert_eq!(of(&lengths).0, 40, "short and long sequences");
+        let long = |sync_us: [f64; 4]| of(&sync_us);
+        assert_eq!(long([9e6, 3e6, 3e6, 3e6]), (3, 3e6), "a job's first step is cold, however long");
+        assert_eq!(long([9e6, 30.0, 30.0, 30.0]), (2, 30.0));
     }
 
     #[test]

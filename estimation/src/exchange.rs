@@ -11,10 +11,12 @@
 //! Latencies and tests, as agents measure them, are observations; the job's own steps are, too, and show a change of the network first. A
 //! step that is far off is a change of the network and not of the collective. Which of latency and bandwidth it was is known when
 //! latencies have been measured since; until then nothing is learned from steps, and samples are those of networks in which the strategy
-//! in force takes what it takes.
+//! in force takes what it takes. A network that was there before is recognised ([`crate::networks`]): by its latency, or by what steps take
+//! where its latency is that of the one that is over.
 
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
+use crate::networks::{self, Network, Networks};
 use crate::step::{Cost, Shape};
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
@@ -45,12 +47,16 @@ const BACKWARD_RANGE: (f64, f64) = (0.0, 0.95);
 const ROUND_TRIPS: Normal = Normal::new(0.3, 0.4);
 /// Least that is seen of an exchange, seconds.
 const LEAST_SEEN_S: f64 = 1e-5;
+/// By how much the times of computing differ between steps, as a share.
+const UNEVEN: f64 = 0.02;
 /// Strategies whose own factors are remembered.
 const MOST_KNOWN: usize = 24;
 
 /// Estimates of links are off by so much, in logarithms.
 const LATENCY_SD: f64 = 0.15;
 const BANDWIDTH_SD: f64 = 0.25;
+/// What is faster than believed may be faster still, where a test is a lower bound.
+const LOWER_BOUND_SD: f64 = 0.5;
 /// How a network moves without changing: variance per second.
 const WALK: f64 = 4e-4;
 /// What explains a step is at most so far from what is believed, as a logarithm.
@@ -70,6 +76,8 @@ const ANOTHER_RUN: f64 = 0.02;
 const KNOWN_SD: f64 = 0.3;
 /// What is so many standard deviations off is a change.
 const CHANGE: f64 = 4.0;
+/// Steps of a network that is back take what they took, within this, in logarithms.
+const FITS: f64 = 0.15;
 /// About a collective that takes another time on the same network, in logarithms.
 const BROKEN_SD: f64 = 1.5;
 
@@ -102,6 +110,9 @@ enum Cause {
     Network {
         /// Its bandwidth as it was believed before.
         before: f64,
+        /// Whether steps take longer than expected.
+        #[serde(default)]
+        slower: bool,
         /// Nodes between which tests have found that since.
         same: Vec<u32>,
     },
@@ -121,6 +132,18 @@ pub struct Exchange {
     /// Whether the newest steps were not learned from, since latencies were not measured anew yet.
     waiting: bool,
     cause: Cause,
+    #[serde(skip_serializing_if = "Networks::is_empty")]
+    networks: Networks,
+    /// Whether the network has changed and was not recognised since.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_new: bool,
+    /// Logarithm of the latency that two measurements in a row found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled: Option<f64>,
+    /// The same of the network that steps or a test showed to be over, absent where its latency did: another one of that latency is
+    /// recognised by what steps take alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left: Option<f64>,
     /// Logarithm of the seconds per byte that were expected first.
     first: Option<f64>,
 }
@@ -169,8 +192,14 @@ impl Exchange {
             return false;
         }
         let [latency, bandwidth] = self.network();
+        let known = self.network_now();
         let before = self.latency_s.replace(alpha_s);
         let later = before.map_or(0.0, |before| (alpha_s / before).ln());
+        // Where links change one after the other, their mean passes through what is the latency of no network.
+        let is_settled = before.is_some() && networks::is_same_latency(later, 0.0);
+        if is_settled || before.is_none() {
+            self.settled = Some(alpha_s.ln());
+        }
         let news = later != 0.0 || before.is_none() || since_change && !self.confirmed;
         if !news {
             return false;
@@ -180,12 +209,47 @@ impl Exchange {
         let far = self.is_far((latency, LATENCY_SD));
         if far {
             self.cause = Cause::None;
+            self.leave(known);
+            self.left = None;
             self.joint.forget(latency, UNKNOWN_SD);
             // Bandwidth was measured on the network before.
             self.joint.widen(bandwidth, 1.0);
         }
         self.joint.observe(&[(latency, 1.0)], Normal::new(0.0, LATENCY_SD));
+        let is_another = self.left.is_none_or(|left| !networks::is_same_latency(left, alpha_s.ln()));
+        if self.is_new && is_settled && is_another && self.joint.of(bandwidth).sd > KNOWN_SD {
+            self.recognise(|_| true);
+        }
         far && before.is_some()
+    }
+
+    /// The network as it is, where it is known.
+    fn network_now(&mut self) -> Option<Network> {
+        let is_known = self.confirmed && self.knows_network();
+        let latency = self.settled.filter(|_| is_known)?;
+        let [_, bandwidth] = self.network();
+        Some(Network { latency, bandwidth: self.joint.of(bandwidth) })
+    }
+
+    /// It is another from now on.
+    fn leave(&mut self, known: Option<Network>) {
+        if let Some(known) = known {
+            self.networks.remember(known);
+        }
+        if !self.is_new {
+            (self.is_new, self.left) = (true, self.settled);
+        }
+    }
+
+    /// Whether one of those that were seen before and pass is back, by its latency; its bandwidth is believed then.
+    fn recognise(&mut self, passes: impl Fn(&Network) -> bool) -> bool {
+        let recalled = self.settled.and_then(|latency| self.networks.recall(latency, passes));
+        let Some(recalled) = recalled else { return false };
+        let [_, bandwidth] = self.network();
+        self.joint.forget(bandwidth, UNKNOWN_SD);
+        self.joint.observe(&[(bandwidth, 1.0)], recalled);
+        self.is_new = false;
+        true
     }
 
     /// What is expected of the first network: seconds per byte.
@@ -195,8 +259,9 @@ impl Exchange {
         }
     }
 
-    /// Takes in a throughput test between two nodes: seconds per byte. Answers whether the network has changed.
-    pub fn test(&mut self, from: u32, to: u32, beta: f64) -> bool {
+    /// Takes in a throughput test from one node to another: seconds per byte, and whether the link may be faster than that. Answers
+    /// whether the network has changed.
+    pub fn test(&mut self, (from, to): (u32, u32), beta: f64, is_lower_bound: bool) -> bool {
         if !(beta > 0.0 && beta.is_finite()) {
             return false;
         }
@@ -215,24 +280,37 @@ impl Exchange {
         };
         let believed = self.joint.sum(&row);
         let of_nics = believed.mean - self.joint.of(common).mean;
-        let far = self.joint.is_far(&row, Normal::new(beta.ln(), BANDWIDTH_SD), CHANGE);
+        if is_lower_bound && beta.ln() >= believed.mean {
+            // That a link is at least so fast is no news where it is believed to be faster.
+            self.explain((from, to), beta.ln() - of_nics, true);
+            return false;
+        }
+        let sd = if is_lower_bound { LOWER_BOUND_SD } else { BANDWIDTH_SD };
+        let seen = Normal::new(beta.ln(), sd);
+        let far = self.joint.is_far(&row, seen, CHANGE);
         if far {
+            let known = self.network_now();
+            self.leave(known);
             self.joint.forget(common, UNKNOWN_SD);
             for at in [up, down] {
                 self.joint.widen(at, OF_NIC.sd * OF_NIC.sd);
             }
         }
-        self.joint.observe(&row, Normal::new(beta.ln(), BANDWIDTH_SD));
-        self.explain((from, to), beta.ln() - of_nics);
+        self.joint.observe(&row, seen);
+        self.explain((from, to), beta.ln() - of_nics, is_lower_bound);
         far
     }
 
     /// A test after steps that were put down to the network: where tests between all nodes find the bandwidth as it was, it is the
-    /// collective.
-    fn explain(&mut self, (from, to): (u32, u32), common: f64) {
+    /// collective. A lower bound tells that only of a network that is not slower where steps are.
+    fn explain(&mut self, (from, to): (u32, u32), common: f64, is_lower_bound: bool) {
         let nodes = self.nodes();
-        let Cause::Network { before, same } = &mut self.cause else { return };
-        if (common - *before).abs() > CHANGE * BANDWIDTH_SD {
+        let Cause::Network { before, slower, same } = &mut self.cause else { return };
+        let slower_by = common - *before;
+        if is_lower_bound && (!*slower || slower_by > CHANGE * BANDWIDTH_SD) {
+            return;
+        }
+        if slower_by.abs() > CHANGE * BANDWIDTH_SD {
             self.cause = Cause::None;
             return;
         }
@@ -282,20 +360,26 @@ impl Exchange {
         let paths = || of.iter().map(|(_, path)| *path);
         let numbers = paths().flat_map(|path| [path.alpha_s, path.beta_s]).chain(seen.compress_s.iter().copied());
         let usable = numbers.chain([seen.seconds, seen.sd, shape.compute_s]).all(|v| v.is_finite() && v >= 0.0);
-        let fits = seen.compress_s.len() == of.len() && by_group.iter().all(|of_group| *of_group < of.len());
-        if !usable || !fits || seen.seconds == 0.0 || paths().all(|path| path.alpha_s + path.beta_s == 0.0) {
+        let has_all = seen.compress_s.len() == of.len() && by_group.iter().all(|of_group| *of_group < of.len());
+        if !usable || !has_all || paths().all(|path| path.alpha_s + path.beta_s == 0.0) {
             return false;
         }
         for (strategy, _) in of {
             self.joint.place_among(&key_of(strategy), OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
         }
         let places: Vec<Places> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
+        let floor_s = floor_s(shape);
+        let compress_s = &seen.compress_s;
+        let seen = {
+            let seconds = seen.seconds + floor_s;
+            Normal::new(seconds.ln(), seen.sd.hypot(floor_s / seconds))
+        };
         let logarithm = |at: &[f64]| {
             let factors = |place: &Places| place.factors(place.own.map_or(0.0, |own| at[own]), |i| at[i]);
-            let each = places.iter().zip(of).zip(&seen.compress_s);
+            let each = places.iter().zip(of).zip(compress_s);
             let costs: Vec<Cost> =
                 each.map(|((place, (_, path)), compress_s)| factors(place).cost(*path, *compress_s)).collect();
-            waits(shape, at[places[0].backward], |group| costs[by_group[group]]).ln()
+            (waits(shape, at[places[0].backward], |group| costs[by_group[group]]) + floor_s).ln()
         };
         let mut all: Vec<usize> = places.iter().flat_map(Places::all).collect();
         all.sort_unstable();
@@ -303,9 +387,8 @@ impl Exchange {
         let around = |at: &[f64]| derived(&logarithm, &all, at);
         let (row, expected) = around(&self.joint.means());
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
-        let far = (seen.seconds.ln() - expected).abs() > CHANGE * sd;
-        let collective =
-            far && (self.cause == Cause::Collective || !self.explains(&places[0], &logarithm, seen.seconds));
+        let far = (seen.mean - expected).abs() > CHANGE * sd;
+        let collective = far && (self.cause == Cause::Collective || !self.explains(&places[0], &logarithm, seen.mean));
         // Until latencies have been measured anew it is one change, however far off steps still are.
         let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
         // What is not known and has been measured anew is learned from whatever steps take.
@@ -315,32 +398,47 @@ impl Exchange {
             places.iter().for_each(|place| self.joint.forget(place.collective, BROKEN_SD));
         } else if far && !learns {
             let [latency, bandwidth] = self.network();
+            let (known, at) = (self.network_now(), self.joint.means());
             if !matches!(self.cause, Cause::Network { .. }) {
-                self.cause = Cause::Network { before: self.joint.of(bandwidth).mean, same: Vec::new() };
+                let slower = seen.mean > expected;
+                self.cause = Cause::Network { before: at[bandwidth], slower, same: Vec::new() };
             }
-            self.joint.forget(latency, UNKNOWN_SD);
-            self.joint.forget(bandwidth, UNKNOWN_SD);
-            self.confirmed = false;
+            self.leave(known);
+            // One that was seen before, of the same latency, on which steps take what they take?
+            let fits = |other: &Network| {
+                let mut at = at.clone();
+                (at[latency], at[bandwidth]) = (0.0, other.bandwidth.mean);
+                let is_left = known.is_some_and(|known| known.is_same(other));
+                !is_left && (logarithm(&at) - seen.mean).abs() < FITS + 2.0 * seen.sd
+            };
+            if self.confirmed && self.recognise(fits) {
+                self.joint.forget(latency, UNKNOWN_SD);
+                self.joint.observe(&[(latency, 1.0)], Normal::new(0.0, LATENCY_SD));
+            } else {
+                self.joint.forget(latency, UNKNOWN_SD);
+                self.joint.forget(bandwidth, UNKNOWN_SD);
+                self.confirmed = false;
+            }
         } else if self.cause == Cause::Collective {
             self.cause = Cause::None;
         }
         // Which of the two it was is known once latencies have been measured anew.
         self.waiting = !self.confirmed;
         if self.confirmed {
-            self.joint.observe_curved(Normal::new(seen.seconds.ln(), seen.sd), around);
+            self.joint.observe_curved(seen, around);
         }
         far && !collective && !same && !learns
     }
 
     /// Whether steps wait for so long on any network, however slow or fast; `logarithm` of what they wait, by the values of all quantities.
-    fn explains(&self, places: &Places, logarithm: &impl Fn(&[f64]) -> f64, seen_s: f64) -> bool {
+    fn explains(&self, places: &Places, logarithm: &impl Fn(&[f64]) -> f64, seen: f64) -> bool {
         let on = |slower: f64| {
             let mut at = self.joint.means();
             at[places.latency] += slower;
             at[places.bandwidth] += slower;
             logarithm(&at)
         };
-        (on(-MOST_SLOWER)..on(MOST_SLOWER)).contains(&seen_s.ln())
+        (on(-MOST_SLOWER)..on(MOST_SLOWER)).contains(&seen)
     }
 
     fn places(&mut self, strategy: &Strategy) -> Places {
@@ -394,7 +492,7 @@ impl Exchange {
             })
         };
         // How many times slower the network of a sample has to be, by bisection; as it is where no network explains what is seen.
-        let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > 0.0) {
+        let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > floor_s(shape)) {
             Some((i, seen_s)) => (0..DRAWS)
                 .map(|k| {
                     let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
@@ -434,6 +532,7 @@ impl Exchange {
     /// Keeps what is stored of it: numbers of single precision.
     pub fn round(&mut self) {
         self.joint.round();
+        self.networks.round();
     }
 
     /// How many rows of draws [`Self::sampled`] takes for so many strategies.
@@ -512,10 +611,15 @@ impl Factors {
     }
 }
 
+/// What a step waits is the end of its exchange less that of computing, each of which varies: less than this is noise.
+fn floor_s(shape: &Shape) -> f64 {
+    LEAST_SEEN_S + UNEVEN * shape.compute_s
+}
+
 /// What a step waits for where buckets become ready in this share of computing.
 fn waits(shape: &Shape, backward: f64, of: impl Fn(usize) -> Cost) -> f64 {
     let backward = backward.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1);
-    shape.exposed(backward * shape.compute_s, of).max(LEAST_SEEN_S)
+    shape.exposed(backward * shape.compute_s, of)
 }
 
 /// Step of numerical derivatives.
@@ -548,176 +652,4 @@ pub struct Seen {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GIGABIT_BETA: f64 = 8e-9;
-    const BYTES: f64 = 4e7;
-
-    fn strategy(text: &str) -> Strategy {
-        text.parse().unwrap()
-    }
-
-    fn dense() -> Strategy {
-        Strategy::DENSE_RING
-    }
-
-    fn sparse() -> Strategy {
-        strategy("topk(k=0.01)+ef(vanilla)/allgather")
-    }
-
-    /// Eight latencies, and a share of the bytes by the bandwidth that is believed of one link.
-    fn path(exchange: &mut Exchange, share: f64) -> CriticalPath {
-        CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1), common: exchange.common() }
-    }
-
-    fn seen(seconds: f64) -> Seen {
-        Seen { seconds, sd: 0.05, compress_s: vec![0.0] }
-    }
-
-    fn shape() -> Shape {
-        Shape::new(&[], &[], 0.1)
-    }
-
-    /// Of a network of 1 Gbit/s whose links, and dense steps, were measured for a while.
-    fn settled() -> Exchange {
-        let mut exchange = Exchange::default();
-        exchange.begin(GIGABIT_BETA);
-        for second in 0..30 {
-            exchange.widen(1.0);
-            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
-            exchange.test(second % 4, (second + 1) % 4, GIGABIT_BETA);
-            let path = path(&mut exchange, 1.0);
-            assert!(!exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(0.34)), "after {second} s");
-        }
-        exchange
-    }
-
-    fn mean(samples: &[f64]) -> f64 {
-        samples.iter().sum::<f64>() / samples.len() as f64
-    }
-
-    fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
-        let path = path(exchange, share);
-        exchange
-            .sampled(&[(of, path)], &[vec![0]], (&shape(), &[vec![0.0; DRAWS]]), in_force, (Draws::shared(), 0))
-            .remove(0)
-    }
-
-    #[test]
-    fn a_job_takes_what_its_steps_take() {
-        let is = mean(&believed(&mut settled(), dense(), 1.0, None));
-        assert!((is / 0.34 - 1.0).abs() < 0.05, "{is}");
-    }
-
-    #[test]
-    fn a_later_run_knows_the_collectives_and_not_the_network() {
-        let mut later = settled().carried_over();
-        assert!(!later.knows_network());
-        let factor = |exchange: &mut Exchange| {
-            let places = exchange.places(&dense());
-            exchange.joint.of(places.collective)
-        };
-        let (before, after) = (factor(&mut settled()), factor(&mut later));
-        assert!((before.mean - after.mean).abs() < 1e-9 && after.sd > before.sd, "{before:?} {after:?}");
-        // Ten times the bandwidth of the first.
-        later.begin(0.1 * GIGABIT_BETA);
-        later.latency(1e-3, true);
-        for second in 0..3 {
-            later.test(second, second + 1, 0.1 * GIGABIT_BETA);
-        }
-        let is = mean(&believed(&mut later, dense(), 1.0, None));
-        assert!((is / 0.055).ln().abs() < 0.3, "{is}");
-    }
-
-    #[test]
-    fn a_step_far_off_is_the_network_and_tells_of_all_strategies() {
-        let mut exchange = settled();
-        let factor = |exchange: &mut Exchange| {
-            let places = exchange.places(&dense());
-            exchange.joint.of(places.collective)
-        };
-        let before = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
-        // Ten times less bandwidth.
-        let of_dense = path(&mut exchange, 1.0);
-        assert!(exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2)));
-        for _ in 0..10 {
-            exchange.widen(1.0);
-            exchange.latency(1e-3, true);
-            let of_dense = path(&mut exchange, 1.0);
-            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
-        }
-        let (is, sparse) = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
-        assert!((is.mean - before.0.mean).abs() < 0.05, "{is:?} {before:?}");
-        assert!((sparse / 0.33).ln().abs() < 0.35, "{sparse}, before {}", before.1);
-    }
-
-    /// As farther off than anything that was ever expected.
-    #[test]
-    fn a_network_that_is_five_hundred_times_slower_is_learned() {
-        let mut exchange = settled();
-        for second in 0..20 {
-            exchange.widen(1.0);
-            let of_dense = path(&mut exchange, 1.0);
-            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(160.0));
-            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
-        }
-        assert!(exchange.knows_network());
-        let is = mean(&believed(&mut exchange, dense(), 1.0, None));
-        assert!((is / 160.0 - 1.0).abs() < 0.1, "{is}");
-    }
-
-    #[test]
-    fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known() {
-        let mut exchange = settled();
-        let of_dense = path(&mut exchange, 1.0);
-        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
-        let of_dense = believed(&mut exchange, dense(), 1.0, Some((0, 3.2)));
-        assert!(of_dense.iter().all(|seconds| (seconds / 3.2 - 1.0).abs() < 0.01));
-        let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
-        let both = [(dense(), paths[0]), (sparse(), paths[1])];
-        let none = [vec![0.0; DRAWS], vec![0.0; DRAWS]];
-        let all = exchange.sampled(&both, &[vec![0], vec![1]], (&shape(), &none), Some((0, 3.2)), (Draws::shared(), 0));
-        let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
-        assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
-    }
-
-    #[test]
-    fn one_test_tells_of_all_links_after_a_change_and_a_slow_node_stays_slow() {
-        let mut exchange = Exchange::default();
-        exchange.begin(GIGABIT_BETA);
-        for second in 0..60u32 {
-            exchange.widen(1.0);
-            let (from, to) = (second % 4, (second + 1) % 4);
-            exchange.test(from, to, if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA });
-        }
-        let ratio = |exchange: &mut Exchange| exchange.beta(3, 1) / exchange.beta(0, 1);
-        assert!((3.0..4.5).contains(&ratio(&mut exchange)), "{}", ratio(&mut exchange));
-        assert!(exchange.test(0, 1, 20.0 * GIGABIT_BETA));
-        let other = exchange.beta(2, 1) / (20.0 * GIGABIT_BETA);
-        assert!((0.6..1.6).contains(&other), "{other}");
-        assert!((3.0..4.5).contains(&ratio(&mut exchange)));
-    }
-
-    #[test]
-    fn latencies_that_fall_leave_the_bandwidth_in_doubt() {
-        let mut exchange = settled();
-        let before = exchange.network_sd();
-        assert!(exchange.latency(1e-5, true));
-        assert!(exchange.network_sd() > 3.0 * before, "{before} {}", exchange.network_sd());
-    }
-
-    #[test]
-    fn what_cannot_be_is_not_taken_in() {
-        let mut exchange = settled();
-        let before = exchange.clone();
-        let of_dense = path(&mut exchange, 1.0);
-        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(seconds)));
-        }
-        let unknown = Seen { compress_s: vec![f64::NAN], ..seen(0.34) };
-        assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &unknown));
-        assert!(!exchange.latency(f64::NAN, true) && !exchange.test(0, 1, f64::NAN) && !exchange.test(0, 1, 0.0));
-        assert_eq!(exchange.joint, before.joint);
-    }
-}
+mod tests;

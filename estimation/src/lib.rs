@@ -11,6 +11,7 @@ pub mod draws;
 pub mod exchange;
 pub mod gains;
 pub mod joint;
+mod networks;
 pub mod step;
 
 pub use changes::Changes;

@@ -30,7 +30,8 @@ fn job(ranks: u32, compressors: &[&str]) -> (Snapshot, Timestamp) {
     for look in 0..120u32 {
         now = now.plus(seconds(1.0));
         let (from, to) = (look % ranks, (look + 1) % ranks);
-        let test = LinkTest { from, to, bandwidth: matrix.get(from as usize, to as usize).bandwidth, at: now };
+        let bandwidth = matrix.get(from as usize, to as usize).bandwidth;
+        let test = LinkTest { from, to, bandwidth, is_lower_bound: false, at: now };
         let age = seconds(0.5);
         s.links = Some(Links {
             matrix: matrix.clone(),

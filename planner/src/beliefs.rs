@@ -113,7 +113,7 @@ impl Beliefs {
         let newest = self.tested;
         for test in links.tests.iter().filter(|test| newest.is_none_or(|at| test.at > at)) {
             self.tested = self.tested.max(Some(test.at));
-            if self.exchange.test(test.from, test.to, test.bandwidth.beta()) {
+            if self.exchange.test((test.from, test.to), test.bandwidth.beta(), test.is_lower_bound) {
                 self.changes.note(now);
             }
         }

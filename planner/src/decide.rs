@@ -21,12 +21,16 @@ const LEAST_SCORE: f64 = 1e-9;
 const LEAST_SAVING: f64 = 0.02;
 /// A strategy stays for at least so many steps: the first are not like the rest.
 const LEAST_DWELL_STEPS: f64 = 5.0;
-/// Least horizon, seconds: what is better now usually stays better after the next change, too.
+/// Least horizon, seconds and steps: what is better now usually stays better after the next change, too.
 const LEAST_HORIZON_S: f64 = 20.0;
+const LEAST_HORIZON_STEPS: f64 = 20.0;
 /// So long after a change tests are waited for.
 const TESTS_FOLLOW_S: f64 = 20.0;
 /// Steps of the strategy in force that must be slower than dense ones would be before it is left at once.
 const WATCHDOG_STEPS: u64 = 10;
+/// A loss that is higher than before a decision by more standard errors than this has risen: one look in thirty thousand would find that by
+/// chance.
+const LOSS_RISE: f64 = 4.0;
 
 /// Decides what a job should run from here on, and says why.
 ///
@@ -213,6 +217,13 @@ impl<'a> Call<'a> {
         if let Some(choice) = self.watchdog(current) {
             return Ok(choice);
         }
+        if let Some(choice) = self.loss_watchdog(current) {
+            return Ok(choice);
+        }
+        if let Some(limit) = self.memory.loss_limit.filter(|_| self.all[current].plan.is_dense()) {
+            let why = format!("dense stays until the loss is back at {limit:.3}, where it was before it rose");
+            return Err(Stay::because(Keep::LossRose, why));
+        }
         let better = self.better(current);
         let Some(to) = better.or_else(|| self.worth_trying(current)) else {
             return self.stay(current);
@@ -319,6 +330,27 @@ impl<'a> Call<'a> {
         })
     }
 
+    /// A loss that rises under a compressed plan is taken for the compression's fault: dense runs until it is as low again as before. What
+    /// falls more slowly is no reason, since every loss does so as training goes on.
+    fn loss_watchdog(&mut self, current: usize) -> Option<Choice> {
+        let losses = *self.s.losses_now()?;
+        if self.memory.loss_limit.is_some_and(|limit| losses.newest.mean <= limit) {
+            self.memory.loss_limit = None;
+        }
+        let is = &self.all[current].plan;
+        let before = losses.before.filter(|_| losses.rise() > LOSS_RISE && !is.is_dense())?;
+        let dense = self.all.iter().find(|x| x.plan.is_dense())?;
+        self.memory.loss_limit = Some(before.mean);
+        let why = format!(
+            "the loss rose from {:.3} to {:.3} under {}, which is {:.0} times its noise: dense until it is back",
+            before.mean,
+            losses.newest.mean,
+            words::plan(is),
+            losses.rise()
+        );
+        Some(Choice { to: dense.plan.clone(), why })
+    }
+
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
     fn stay(&self, current: usize) -> Result<Choice, Stay> {
         let is = &self.all[current];
@@ -374,9 +406,11 @@ impl<'a> Call<'a> {
         if on_its_way && self.stayed_s() < self.s.config.apply_timeout_s.get() { Err(Keep::NotApplied) } else { Ok(()) }
     }
 
+    /// Seconds for which what is decided now is expected to stay right.
     fn horizon_s(&self) -> f64 {
         let left_s = self.s.remaining.map_or(f64::INFINITY, Seconds::get);
-        self.memory.beliefs.lasts_s().max(LEAST_HORIZON_S).min(left_s)
+        let step_s = self.in_force().map_or(0.0, |current| self.all[current].what.t_step.get());
+        self.memory.beliefs.lasts_s().max(LEAST_HORIZON_S).max(LEAST_HORIZON_STEPS * step_s).min(left_s)
     }
 
     /// What a switch costs, seconds: the setting, and a step at the old pace.

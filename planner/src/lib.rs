@@ -21,9 +21,10 @@
 //! 4. **Trial** (`trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network changes next,
 //!    than the trial takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
-//!    more than the switch costs until the network changes next or the job ends. One that is less sure is tried in earnest when what it
+//!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is tried in earnest when what it
 //!    would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
-//!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be.
+//!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be,
+//!    or its loss rises beyond its noise: then until the loss is as low again.
 //!    What is set for the job alone ([`JobPolicy`]) limits the candidates, puts a pinned plan in the place of the choice, and makes of a
 //!    change a report where it only observes.
 //! 6. **Report** (`report.rs`). What was seen and what changed, every alternative with its times, what it saves and how surely, the front,
@@ -60,7 +61,9 @@ pub use flexcomm_optimizer::PolicyConfig;
 pub use memory::Memory;
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};
 pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
-pub use snapshot::{InForce, LinkTest, Links, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError};
+pub use snapshot::{
+    InForce, LinkTest, Links, Losses, MeanLoss, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError,
+};
 pub use trial::{one_of_each, thinned};
 
 /// Most candidates in one trial: what the wire carries.

@@ -19,6 +19,9 @@ pub struct Memory {
     pub links: Option<LinkSummary>,
     /// What is known of trials.
     pub trial: TrialMemory,
+    /// The loss before a strategy under which it rose: until it is as low again, nothing is compressed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_limit: Option<f64>,
 }
 
 /// Mean and worst of the links between a job's ranks.

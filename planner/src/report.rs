@@ -64,11 +64,13 @@ pub enum Keep {
     Pinned,
     /// There is something to change to, and the job's policy only observes.
     Observing,
+    /// The loss rose while gradients were compressed, and has not come back yet.
+    LossRose,
 }
 
 impl Keep {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::InvalidSnapshot,
         Self::NoLinks,
         Self::NoCompute,
@@ -79,6 +81,7 @@ impl Keep {
         Self::NotApplied,
         Self::Pinned,
         Self::Observing,
+        Self::LossRose,
     ];
 
     /// The name in metrics and on the wire.
@@ -94,6 +97,7 @@ impl Keep {
             Self::NotApplied => "not-applied",
             Self::Pinned => "pinned",
             Self::Observing => "observing",
+            Self::LossRose => "loss-rose",
         }
     }
 }
@@ -153,7 +157,8 @@ pub struct Report {
     pub front: Vec<Plan>,
     /// The trial that is asked for or awaited, in words.
     pub trial: Option<String>,
-    /// For how long a saving counts: the time to the next change of the network as expected, or to the job's end, seconds.
+    /// For how long a saving counts, seconds: the time to the next change of the network as expected, at least 20 s and 20 steps, or to the job's
+    /// end.
     #[serde(default)]
     pub horizon_s: f64,
 }

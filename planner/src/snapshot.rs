@@ -59,6 +59,9 @@ pub struct Snapshot {
     pub in_force: Option<InForce>,
     /// What the newest steps under the decision in force cost.
     pub measured: Option<Measured>,
+    /// The training loss before and since the newest decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub losses: Option<Losses>,
     /// How long the job still runs, if known.
     pub remaining: Option<Seconds>,
     /// What the last call returned; default for the first.
@@ -107,6 +110,9 @@ pub struct LinkTest {
     pub to: u32,
     /// What arrived, bit/s.
     pub bandwidth: Bandwidth,
+    /// Whether the link may be faster.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_lower_bound: bool,
     /// When it was reported.
     pub at: Timestamp,
 }
@@ -159,6 +165,34 @@ pub struct Measured {
     pub gain_spread: f64,
     /// Between which times the steps lie; absent when only medians are known.
     pub scatter: Option<Scatter>,
+}
+
+/// The training loss of the newest steps, and of those just before the newest decision came into force.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Losses {
+    /// The decision. Losses of another version are ignored.
+    pub version: Version,
+    /// Just before it; absent where too few of these steps reported a loss.
+    pub before: Option<MeanLoss>,
+    /// Of the newest steps.
+    pub newest: MeanLoss,
+}
+
+/// A mean over some steps and ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MeanLoss {
+    /// Its value.
+    pub mean: f64,
+    /// Its standard error.
+    pub sd: f64,
+}
+
+impl Losses {
+    /// By how many standard errors the newest are higher than those before.
+    pub fn rise(&self) -> f64 {
+        let rise = |before: MeanLoss| (self.newest.mean - before.mean) / before.sd.hypot(self.newest.sd).max(1e-9);
+        self.before.map_or(0.0, rise)
+    }
 }
 
 /// Between which times the newest steps lie, but for one in twenty at either end.
@@ -234,6 +268,7 @@ impl Snapshot {
             earlier: Version(0),
             in_force: None,
             measured: None,
+            losses: None,
             remaining: None,
             memory: Memory::default(),
             config: Config::default(),
@@ -260,6 +295,11 @@ impl Snapshot {
         self.measured.as_ref().filter(|m| m.version == self.version() && m.steps > 0)
     }
 
+    /// The losses around the decision in force.
+    pub fn losses_now(&self) -> Option<&Losses> {
+        self.losses.as_ref().filter(|losses| losses.version == self.version())
+    }
+
     /// Names the first thing that does not fit.
     pub fn check(&self) -> Result<(), SnapshotError> {
         self.config.check()?;
@@ -283,6 +323,11 @@ impl Snapshot {
                 let ordered = x.step_low <= x.step_high && x.sync_low <= x.sync_high;
                 range("least of the newest steps' times", x.step_low.get(), ordered, "at most their longest")?;
             }
+        }
+        if let Some(losses) = &self.losses {
+            let means = losses.before.iter().chain([&losses.newest]);
+            let bad = means.flat_map(|loss| [loss.mean, loss.sd]).find(|value| !value.is_finite());
+            bad.map_or(Ok(()), |value| Err(SnapshotError::Range { what: "loss", value, allowed: "a number" }))?;
         }
         match &self.in_force {
             Some(f) if f.decision.job != self.job => {

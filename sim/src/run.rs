@@ -273,6 +273,7 @@ impl<'a> Player<'a> {
                     from,
                     to,
                     bandwidth: links.matrix.get(from as usize, to as usize).bandwidth,
+                    is_lower_bound: false,
                     at,
                 };
                 links.tests = pairs.map(test).collect();

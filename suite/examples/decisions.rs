@@ -21,7 +21,8 @@ fn main() -> Result<()> {
     let cell = cell.with_context(|| format!("there is no cell {name}"))?;
     let truth = flexcomm_truth::coefficients::Coefficients::frozen();
     let data = Shared::new(DEFAULT_FOLDER.into()).of(cell.world)?;
-    let (_, agents) = decider::flexcomm(&cell, &truth, &data, seed, RunUntil { late_s, is_whole: false, ..RunUntil::WHOLE })?;
+    let (_, agents) =
+        decider::flexcomm(&cell, &truth, &data, seed, RunUntil { late_s, is_whole: false, ..RunUntil::WHOLE })?;
     let job = "suite".parse()?;
     for made in agents.controller().decisions(&job).map_err(anyhow::Error::msg)? {
         let report: serde_json::Value = serde_json::from_str(&made.report)?;

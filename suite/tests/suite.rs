@@ -85,7 +85,10 @@ fn buckets_of_a_plan_are_exchanged_each_by_its_own_strategy() {
         assert!(gains[0] == 1.0 && gains[1..].iter().all(|gain| *gain < 0.9), "{gains:?}");
         for (bucket, fresh) in exchanged.iter().zip(fresh) {
             let counted = bucket.energies[rank].compensated;
-            assert!((counted / fresh - 1.0).abs() < 1e-12, "{counted} of {fresh}: but for the order of additions the same");
+            assert!(
+                (counted / fresh - 1.0).abs() < 1e-12,
+                "{counted} of {fresh}: but for the order of additions the same"
+            );
         }
     }
     let loss = |ranks: &mut Ranks| ranks.test().loss;

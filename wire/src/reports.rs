@@ -195,6 +195,12 @@ pub struct ThroughputReport {
     /// From the peer to this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_bps: Option<f64>,
+    /// Whether the link to the peer may be faster than that: windows bounded the test, or it was over within a few round trips.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub out_is_lower_bound: bool,
+    /// The same of the link from the peer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub back_is_lower_bound: bool,
     /// Payload bytes spent, both directions together; of a test that failed, at most so many.
     pub bytes: u64,
     /// The part of them from this node to the peer, when known.

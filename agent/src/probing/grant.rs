@@ -59,8 +59,10 @@ pub fn prepare(
 /// A test ended: the link learns what it found, the account what it cost.
 pub fn settle(report: &ThroughputReport, held: Held, links: &mut Links, account: &mut Account, now: Instant) {
     match report.out_bps {
-        Some(bps) => links.throughput(&report.peer, bps, now),
-        None => links.test_ends(&report.peer, now),
+        Some(bps) if !(report.out_is_lower_bound && links.is_faster_than(&report.peer, bps, now)) => {
+            links.throughput(&report.peer, bps, now);
+        }
+        _ => links.test_ends(&report.peer, now),
     }
     let out = report.out_bytes.unwrap_or(report.bytes);
     // A test that failed counts with all that it may have sent.
@@ -78,6 +80,8 @@ pub fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed
             peer,
             out_bps: believable(result.out_bps()),
             back_bps: believable(result.back_bps()),
+            out_is_lower_bound: result.out.is_some_and(|way| way.is_lower_bound()),
+            back_is_lower_bound: result.back.is_some_and(|way| way.is_lower_bound()),
             bytes: result.bytes(),
             out_bytes: Some(result.out.map_or(0, |way| way.sent_bytes)),
             error: None,
@@ -87,6 +91,8 @@ pub fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed
             peer,
             out_bps: None,
             back_bps: None,
+            out_is_lower_bound: false,
+            back_is_lower_bound: false,
             bytes: failed.bytes,
             out_bytes: None,
             error: Some(failed.why.clone()),

@@ -115,6 +115,15 @@ impl Links {
         }
     }
 
+    /// Whether the link to a peer is known to be clearly faster.
+    pub fn is_faster_than(&self, node: &NodeName, bps: f64, now: Instant) -> bool {
+        const CLEARLY: f64 = 1.5;
+        const LEAST_CONFIDENCE: f64 = 0.2;
+        let known = self.links.get(node).map(|link| link.estimator.estimate(self.at(now)));
+        let sure = known.filter(|known| known.bandwidth_confidence >= LEAST_CONFIDENCE);
+        sure.and_then(|known| known.bandwidth).is_some_and(|bandwidth| bandwidth.get() > CLEARLY * bps)
+    }
+
     /// A throughput test's finding, towards the peer.
     pub fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
         let at = self.at(now);

@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::doubts::Doubt;
 use crate::limits::PROFILE_TRIALS;
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests};
+use crate::losses;
 use crate::measure::{self, Doubted, RecentSteps, WholeStep};
 use crate::policy;
 use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
@@ -79,6 +80,14 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let now_decided = in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
     let measured = measure::measured(&decided, version, now);
+    let applied = in_force.as_ref().and_then(|f| Some((f.decision.version, f.applied_at_step?)));
+    let losses = match applied {
+        Some((version, from)) => {
+            let points = app.store.progress(&job.job, losses::POINTS).await?;
+            losses::losses(&points, version, from)
+        }
+        None => None,
+    };
     // Of a plan by bucket it is not known which strategy takes which part.
     let alike = in_force.as_ref().map_or(Some(Strategy::DENSE_RING), |f| f.decision.plan.alike().copied());
     let steps_now = alike.zip(measured.as_ref().map(|m| m.t_comp.get()));
@@ -99,6 +108,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
         measured,
+        losses,
         earlier,
         in_force,
         // A memory of another version of the planner is as good as none.

@@ -65,7 +65,8 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::max);
-        let tested = entry.tested_bps.into_iter().chain(test.map(|test| test.bandwidth_bps));
+        let carried = test.filter(|test| !test.is_lower_bound).map(|test| test.bandwidth_bps);
+        let tested = entry.tested_bps.into_iter().chain(carried);
         entry.tested_bps = tested.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;

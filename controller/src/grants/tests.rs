@@ -505,6 +505,8 @@ fn what_a_test_cost_is_read_from_its_dearer_direction() {
         peer: names(1)[0].clone(),
         out_bps: None,
         back_bps: None,
+        out_is_lower_bound: false,
+        back_is_lower_bound: false,
         bytes: 10,
         out_bytes,
         error: None,

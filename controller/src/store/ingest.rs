@@ -286,9 +286,11 @@ async fn known_peer(db: &mut SqliteConnection, peer: &NodeName) -> std::result::
 
 async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport, now: Timestamp) -> Stored {
     known_peer(db, &r.peer).await?;
-    for (way, bps) in [((node, &r.peer), r.out_bps), ((&r.peer, node), r.back_bps)] {
+    let ways =
+        [((node, &r.peer), r.out_bps, r.out_is_lower_bound), ((&r.peer, node), r.back_bps, r.back_is_lower_bound)];
+    for (way, bps, is_lower_bound) in ways {
         if let Some(bps) = bps {
-            links::put_test(db, way, bps, now).await?;
+            links::put_test(db, way, (bps, is_lower_bound), now).await?;
         }
     }
     Ok(Some(News::GrantDone(r.into())))
@@ -450,7 +452,7 @@ async fn trial(db: &mut SqliteConnection, node: &NodeName, mut r: TrialReport, n
 #[cfg(test)]
 mod tests {
     use super::super::tests::{register, scratch};
-    use super::super::{Deletion, NewDecision, NewTrial, Registration};
+    use super::super::{Deletion, NewDecision, NewTrial, Registration, TestRow};
     use super::*;
     use flexcomm_domain::{Decision, Strategy, Version};
 
@@ -529,22 +531,28 @@ mod tests {
         for name in ["a", "b"] {
             registered(&store, name).await;
         }
-        let test = |peer: &str, out, back| {
+        let test = |peer: &str, out, back, out_is_lower_bound| {
             ReportBody::Throughput(ThroughputReport {
                 grant: 1,
                 peer: node(peer),
                 out_bps: Some(out),
                 back_bps: Some(back),
+                out_is_lower_bound,
+                back_is_lower_bound: false,
                 bytes: 200_000,
                 out_bytes: Some(100_000),
                 error: None,
             })
         };
-        send(&store, ("a", 1), test("b", 9e7, 8e7), &["a", "b"]).await;
-        send(&store, ("b", 1), test("a", 3e6, 4e6), &["a", "b"]).await;
+        send(&store, ("a", 1), test("b", 9e7, 8e7, false), &["a", "b"]).await;
+        send(&store, ("b", 1), test("a", 3e6, 4e6, true), &["a", "b"]).await;
         let tests = store.link_tests().await.unwrap();
-        let last_two: Vec<_> = tests.iter().map(|t| (t.bandwidth_bps, t.previous_bps)).collect();
-        assert_eq!(last_two, [(4e6, Some(9e7)), (3e6, Some(8e7))], "a to b, b to a");
+        let last_two = |t: &TestRow| (t.bandwidth_bps, t.is_lower_bound, t.previous_bps);
+        let found: Vec<_> = tests.iter().map(last_two).collect();
+        assert_eq!(found, [(4e6, false, Some(9e7)), (3e6, true, Some(8e7))], "a to b, b to a");
+        send(&store, ("b", 2), test("a", 2e6, 1e6, false), &["a", "b"]).await;
+        let found: Vec<_> = store.link_tests().await.unwrap().iter().map(last_two).collect();
+        assert_eq!(found, [(1e6, false, Some(4e6)), (2e6, false, None)], "a lower bound outweighs nothing");
     }
 
     /// Links of a batch are stored together, and what is kept in memory of them is what is stored; one whose peer nobody knows

@@ -34,7 +34,9 @@ pub struct TestRow {
     pub dst: NodeName,
     /// As measured, bit/s.
     pub bandwidth_bps: f64,
-    /// The same of the test before, bit/s.
+    /// Whether the link may be faster.
+    pub is_lower_bound: bool,
+    /// What the test before found, bit/s.
     pub previous_bps: Option<f64>,
     /// When the report arrived.
     pub received: Timestamp,
@@ -75,7 +77,16 @@ row! {
     }
 }
 row!(LinkRow { src, dst, received: received_us; report });
-row!(TestRow { src, dst, bandwidth_bps, previous_bps, received: received_us, latency_us, estimate_bps });
+row!(TestRow {
+    src,
+    dst,
+    bandwidth_bps,
+    is_lower_bound,
+    previous_bps,
+    received: received_us,
+    latency_us,
+    estimate_bps
+});
 row!(LinkPoint { at_us: received_us, latency_us, bandwidth_bps });
 row!(PathRow { from: src, to: dst, hops, at_us: received_us });
 
@@ -192,15 +203,15 @@ pub(super) fn take(rows: &mut Vec<LinkRow>, new: LinkRow) -> bool {
 pub(super) async fn put_test(
     db: &mut SqliteConnection,
     (src, dst): (&NodeName, &NodeName),
-    bps: f64,
+    (bps, is_lower_bound): (f64, bool),
     now: Timestamp,
 ) -> Result<()> {
     let text = "INSERT OR REPLACE INTO link_tests
-        (src, dst, bandwidth_bps, received_us, latency_us, estimate_bps, previous_bps)
-        VALUES ($1, $2, $3, $4, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2),
+        (src, dst, bandwidth_bps, received_us, is_lower_bound, latency_us, estimate_bps, previous_bps)
+        VALUES ($1, $2, $3, $4, $5, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2),
             (SELECT bandwidth_bps FROM links WHERE src = $1 AND dst = $2),
-            (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = $2))";
-    sql!("store a test of a link", text, src, dst, bps, now).execute(db).await
+            (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = $2 AND NOT is_lower_bound))";
+    sql!("store a test of a link", text, src, dst, bps, now, is_lower_bound).execute(db).await
 }
 
 /// Stores a path.

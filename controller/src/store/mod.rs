@@ -28,7 +28,7 @@ pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
 pub use links::{LinkPoint, LinkRow, TestRow};
 pub use nodes::{NodeRow, Registration};
-pub use steps::StepRow;
+pub use steps::{ProgressRow, StepRow};
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
 use crate::measure::{RecentSteps, StepSpan};

@@ -122,6 +122,8 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         peer: node("b"),
         out_bps: Some(1e9),
         back_bps: Some(1e9),
+        out_is_lower_bound: true,
+        back_is_lower_bound: true,
         bytes: 10,
         out_bytes: Some(5),
         error: Some("it broke".into()),

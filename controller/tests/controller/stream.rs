@@ -66,6 +66,8 @@ async fn the_stream_brings_everything_at_once_and_every_change() {
         peer: b.name.clone(),
         out_bps: Some(1e9),
         back_bps: Some(9e8),
+        out_is_lower_bound: false,
+        back_is_lower_bound: false,
         bytes: grant.budget_bytes,
         out_bytes: None,
         error: None,

@@ -14,7 +14,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
     /// Name of the rule, for metrics: `version`, `parent`, `job`, `digest`, `offered`, `dwell`, `applied`, `no-change`, `finite`,
-    /// `links`, `report`, `trial`, `observe`, `pin`, `limits`.
+    /// `links`, `report`, `trial`, `observe`, `pin`, `limits`, `loss`.
     pub rule: &'static str,
     /// What was found, with numbers.
     pub what: String,
@@ -42,6 +42,7 @@ pub fn check(snapshot: &Snapshot, outcome: &Outcome, now: Timestamp) -> Vec<Viol
             rules::offered(snapshot, decision, &mut found);
             policy::limits(snapshot, outcome, decision, &mut found);
         }
+        rules::loss(snapshot, decision, pinned, &mut found);
     }
     found.0
 }

@@ -95,6 +95,15 @@ pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, pinned: bool, f
     found.expect(applied, "applied", || format!("version {} is not in force yet", current.decision.version));
 }
 
+/// What follows a compressed plan under which the loss rose far beyond its noise is dense.
+pub(super) fn loss(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Findings) {
+    let Some(current) = s.in_force.as_ref().filter(|f| !f.decision.plan.is_dense() && !pinned) else { return };
+    let losses = s.losses.filter(|losses| losses.version == current.decision.version);
+    let Some((before, newest)) = losses.and_then(|losses| Some((losses.before?, losses.newest))) else { return };
+    let rose = newest.mean - before.mean > 5.0 * (before.sd.powi(2) + newest.sd.powi(2)).sqrt();
+    found.expect(!rose || d.plan.is_dense(), "loss", || format!("{} though the loss rose to {}", d.plan, newest.mean));
+}
+
 /// A trial of what the job can run, within its budget.
 pub(super) fn trial(s: &Snapshot, outcome: &Outcome, found: &mut Findings) {
     let Some(trial) = &outcome.trial else { return };

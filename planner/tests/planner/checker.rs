@@ -2,7 +2,7 @@
 
 use crate::common::{Job, seconds};
 use flexcomm_domain::{CodecBytes, Decision, Gain, JobId, Plan, Strategy, Timestamp, Version};
-use flexcomm_planner::{Alternative, Outcome, Snapshot, Verdict, check, decide};
+use flexcomm_planner::{Alternative, Losses, MeanLoss, Outcome, Snapshot, Verdict, check, decide};
 
 /// A second decision, made because the network became slower, with the snapshot it was made on.
 fn good() -> (Snapshot, Outcome, Timestamp) {
@@ -151,4 +151,14 @@ fn trials_that_were_not_asked_for_properly() {
     spoil(&|t| t.budget = seconds(31.0));
     spoil(&|t| t.iterations = 0);
     spoil(&|t| t.candidates[0] = Strategy::DENSE_RING);
+}
+
+#[test]
+fn what_follows_a_loss_that_rose_is_dense() {
+    spoilt("loss", |s, _| {
+        let in_force = s.in_force.as_mut().unwrap();
+        in_force.decision.plan = "topk(k=0.001)+ef(vanilla)/allgather".parse().unwrap();
+        let loss = |mean: f64| MeanLoss { mean, sd: 0.05 };
+        s.losses = Some(Losses { version: in_force.decision.version, before: Some(loss(1.0)), newest: loss(1.5) });
+    });
 }

@@ -4,7 +4,7 @@ use crate::common::{Job, next, of, profile, seconds};
 use flexcomm_domain::{Collective, Plan, Strategy, Version};
 use flexcomm_optimizer::Solver;
 use flexcomm_optimizer::policy::TimeToQuality;
-use flexcomm_planner::{Keep, PolicyConfig, Verdict};
+use flexcomm_planner::{Keep, Losses, MeanLoss, PolicyConfig, Verdict};
 
 fn as_modelled(_: &Strategy) -> f64 {
     1.0
@@ -273,6 +273,32 @@ fn by_bucket(job: &Job, plan: &Plan) -> (f64, f64, f64) {
 }
 
 /// A network that is nearly good enough: one ratio for all buckets costs more progress than it saves.
+#[test]
+fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.run(10, |_| 1.0);
+    assert!(!job.strategy().is_dense());
+    let loss = |mean: f64| MeanLoss { mean, sd: 0.05 };
+    let look = |job: &mut Job, before: f64, newest: f64| {
+        job.s.losses = Some(Losses { version: job.s.version(), before: Some(loss(before)), newest: loss(newest) });
+        job.run(1, |_| 1.0).remove(0)
+    };
+    let fell_less = look(&mut job, 1.0, 0.99);
+    assert!(!job.strategy().is_dense(), "{}", fell_less.report.why);
+    let noise = look(&mut job, 1.0, 1.2);
+    assert!(!job.strategy().is_dense(), "{}", noise.report.why);
+    let rose = look(&mut job, 1.0, 1.5);
+    assert!(job.strategy().is_dense(), "{}", rose.report.why);
+    assert!(rose.report.why.starts_with("the loss rose from 1.000 to 1.500 under "), "{}", rose.report.why);
+    for _ in 0..60 {
+        let kept = look(&mut job, 1.5, 1.3);
+        assert_eq!(kept.verdict, Verdict::Keep(Keep::LossRose), "{}", kept.report.why);
+    }
+    let back = look(&mut job, 1.5, 0.98);
+    assert!(!job.strategy().is_dense(), "{}", back.report.why);
+}
+
 #[test]
 fn buckets_that_backward_hides_stay_dense_and_the_last_ones_are_compressed() {
     let mut job = Job::new();

@@ -28,7 +28,7 @@ const LIKE: f64 = 0.25;
 /// Fewest blocks in the steady part, and fewest points in time that they lie between.
 const MIN_STEADY: usize = 6;
 /// A steady part over this many round trips needs no second look.
-const TRUSTED_RTTS: f64 = 4.0;
+pub(super) const TRUSTED_RTTS: f64 = 4.0;
 /// Share of a burst that is left out at its begin.
 const BURST_HEAD: f64 = 0.35;
 /// Fewest bytes a burst must have.

@@ -28,6 +28,9 @@ pub const MIN_BUDGET: u64 = 64 << 10;
 /// Longest time of one direction in seconds.
 pub const MAX_TIME_S: f64 = 30.0;
 
+/// Windows of a stream that the link bounds are so many times what is under way where nothing queues.
+const QUEUED: f64 = 1.3;
+
 /// Which way the bytes of a test go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -134,6 +137,13 @@ pub struct TcpSummary {
 }
 
 impl TcpSummary {
+    /// Whether so many bit/s are as much as the windows allow where no packet waits in a queue, and none was lost: a link that passes no
+    /// more keeps or drops what is sent beyond it.
+    fn is_window_limited(&self, bps: f64) -> bool {
+        let windows = 8.0 * f64::from(self.cwnd) * f64::from(self.mss);
+        self.retransmits == 0 && windows < QUEUED * bps * f64::from(self.min_rtt_us) * 1e-6
+    }
+
     /// Adds another stream.
     pub fn join(self, other: Self) -> Self {
         let least = |a: u32, b: u32| if a == 0 { b } else { a.min(b) };
@@ -158,6 +168,16 @@ pub struct DirectionResult {
     pub sent_bytes: u64,
     /// The sender's TCP.
     pub tcp: TcpSummary,
+}
+
+impl DirectionResult {
+    /// Whether the link may be faster: the test was over within a few round trips, or its windows bounded it and not the link. A receive
+    /// window or a send buffer that is too small is not seen.
+    pub fn is_lower_bound(&self) -> bool {
+        let few = self.rate.used_s < curve::TRUSTED_RTTS * f64::from(self.tcp.min_rtt_us) * 1e-6;
+        let plenty = self.rate.steady && self.rate.used_bytes >= phase::PLENTY_BYTES;
+        few && !plenty || self.tcp.is_window_limited(self.rate.bps)
+    }
 }
 
 /// Result of a session.

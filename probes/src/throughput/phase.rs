@@ -13,7 +13,7 @@ const ENOUGH_RTTS: f64 = 4.0;
 /// stand in the same queue.
 const ENOUGH_BYTES: f64 = 64_000.0;
 /// On fast links this many bytes are enough even when they took less time.
-const PLENTY_BYTES: f64 = 32_000_000.0;
+pub(super) const PLENTY_BYTES: f64 = 32_000_000.0;
 /// Bytes that were sent may still be in a queue on the way when the sender is done, seconds.
 const LINGER_S: f64 = 3.0;
 

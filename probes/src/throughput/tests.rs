@@ -207,6 +207,29 @@ fn plans_are_checked() {
     assert_eq!(text, "time limit in seconds is NaN, allowed is 0.1 to 30");
 }
 
+#[test]
+fn what_windows_bound_or_was_over_too_soon_is_a_lower_bound() {
+    // 100 Mbit/s for 0.2 s over round trips of 20 ms, by windows of 250 kB together.
+    let rate = Rate { bps: 1e8, steady: true, used_bytes: 2.5e6, used_s: 0.2 };
+    let tcp = |cwnd, retransmits| TcpSummary {
+        rtt_us: 20_000,
+        min_rtt_us: 20_000,
+        retransmits,
+        cwnd,
+        mss: 1000,
+        delivery_bps: 1e8,
+    };
+    let result = |rate: Rate, tcp: TcpSummary| DirectionResult { rate, sent_bytes: 3_000_000, tcp };
+    assert!(result(rate, tcp(250, 0)).is_lower_bound(), "windows are all that is under way");
+    assert!(!result(rate, tcp(250, 3)).is_lower_bound(), "the link dropped what was more");
+    assert!(!result(rate, tcp(400, 0)).is_lower_bound(), "the rest waits in a queue, or is paced");
+    assert!(result(Rate { used_s: 0.05, ..rate }, tcp(400, 0)).is_lower_bound(), "fewer than four round trips");
+    assert!(!result(Rate { steady: false, ..rate }, tcp(400, 0)).is_lower_bound(), "a job used the link, too");
+    let plenty = Rate { used_s: 0.05, used_bytes: 4e7, ..rate };
+    assert!(!result(plenty, tcp(400, 0)).is_lower_bound(), "the receiver had enough");
+    assert!(!result(rate, TcpSummary::default()).is_lower_bound(), "a kernel that says nothing");
+}
+
 fn frames() -> Vec<Frame> {
     let tcp = TcpSummary { rtt_us: 1, min_rtt_us: 2, retransmits: 3, cwnd: 4, mss: 5, delivery_bps: 6.0 };
     let rate = Rate { bps: 1e8, steady: true, used_bytes: 1e6, used_s: 0.08 };

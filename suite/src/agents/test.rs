@@ -69,6 +69,8 @@ pub(super) struct Test {
     sent: Option<u64>,
     is_stopped: bool,
     found: Option<Rate>,
+    /// Of the stream as it was sent last: round trips without queues, and with them, seconds.
+    round_trips: (f64, f64),
     result: ThroughputResult,
 }
 
@@ -94,6 +96,7 @@ impl Test {
             sent: None,
             is_stopped: false,
             found: None,
+            round_trips: (0.0, 0.0),
             result,
         };
         connections.network.reopen(connections.out);
@@ -181,6 +184,10 @@ impl Test {
         let (to_server, now) = (!self.is_back, nanos(connections.now));
         let way = if to_server { connections.out } else { connections.back };
         let piece = (self.plan.budget_bytes() / 2 / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
+        if !self.is_sent && self.sending.is_some() {
+            let info = connections.network.tcp_info(way);
+            self.round_trips = (info.path_s, info.round_trip_s);
+        }
         while let Some(sending) = &mut self.sending {
             let bytes = sending.allowance(now).min(piece);
             if bytes == 0 || connections.network.tcp_info(way).waiting >= NOT_SENT {
@@ -220,8 +227,13 @@ impl Test {
     }
 
     fn direction(&self) -> Option<DirectionResult> {
-        let tcp = TcpSummary::default();
-        self.found.zip(self.sent).map(|(rate, sent_bytes)| DirectionResult { rate, sent_bytes, tcp })
+        const SEGMENT: u32 = 1448;
+        let ((path_s, round_trip_s), us) = (self.round_trips, |seconds: f64| (seconds * 1e6) as u32);
+        let (rate, sent_bytes) = self.found.zip(self.sent)?;
+        // What is under way is the window.
+        let cwnd = (rate.bps / 8.0 * round_trip_s / f64::from(SEGMENT)) as u32;
+        let round_trips = TcpSummary { rtt_us: us(round_trip_s), min_rtt_us: us(path_s), ..TcpSummary::default() };
+        Some(DirectionResult { rate, sent_bytes, tcp: TcpSummary { cwnd, mss: SEGMENT, ..round_trips } })
     }
 
     fn failed(&self, error: &MeasureError) -> Failed {

@@ -235,6 +235,8 @@ impl Agent {
                 peer: grant.peer.clone(),
                 out_bps: bps,
                 back_bps: bps,
+                out_is_lower_bound: false,
+                back_is_lower_bound: false,
                 bytes: bps.map_or(0, |_| grant.budget_bytes),
                 out_bytes: None,
                 error: bps.is_none().then(|| "no connection".to_owned()),

@@ -1,0 +1,292 @@
+use super::*;
+
+const GIGABIT_BETA: f64 = 8e-9;
+const BYTES: f64 = 4e7;
+
+fn strategy(text: &str) -> Strategy {
+    text.parse().unwrap()
+}
+
+fn dense() -> Strategy {
+    Strategy::DENSE_RING
+}
+
+fn sparse() -> Strategy {
+    strategy("topk(k=0.01)+ef(vanilla)/allgather")
+}
+
+/// Eight latencies, and a share of the bytes by the bandwidth that is believed of one link.
+fn path(exchange: &mut Exchange, share: f64) -> CriticalPath {
+    CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1), common: exchange.common() }
+}
+
+fn seen(seconds: f64) -> Seen {
+    Seen { seconds, sd: 0.05, compress_s: vec![0.0] }
+}
+
+fn shape() -> Shape {
+    Shape::new(&[], &[], 0.1)
+}
+
+/// Of a network of 1 Gbit/s whose links, and dense steps, were measured for a while.
+fn settled() -> Exchange {
+    let mut exchange = Exchange::default();
+    exchange.begin(GIGABIT_BETA);
+    for second in 0..30 {
+        exchange.widen(1.0);
+        exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
+        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false);
+        let path = path(&mut exchange, 1.0);
+        assert!(!exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(0.34)), "after {second} s");
+    }
+    exchange
+}
+
+fn mean(samples: &[f64]) -> f64 {
+    samples.iter().sum::<f64>() / samples.len() as f64
+}
+
+fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
+    let path = path(exchange, share);
+    exchange
+        .sampled(&[(of, path)], &[vec![0]], (&shape(), &[vec![0.0; DRAWS]]), in_force, (Draws::shared(), 0))
+        .remove(0)
+}
+
+#[test]
+fn a_job_takes_what_its_steps_take() {
+    let is = mean(&believed(&mut settled(), dense(), 1.0, None));
+    assert!((is / 0.34 - 1.0).abs() < 0.05, "{is}");
+}
+
+#[test]
+fn a_later_run_knows_the_collectives_and_not_the_network() {
+    let mut later = settled().carried_over();
+    assert!(!later.knows_network());
+    let factor = |exchange: &mut Exchange| {
+        let places = exchange.places(&dense());
+        exchange.joint.of(places.collective)
+    };
+    let (before, after) = (factor(&mut settled()), factor(&mut later));
+    assert!((before.mean - after.mean).abs() < 1e-9 && after.sd > before.sd, "{before:?} {after:?}");
+    // Ten times the bandwidth of the first.
+    later.begin(0.1 * GIGABIT_BETA);
+    later.latency(1e-3, true);
+    for second in 0..3 {
+        later.test((second, second + 1), 0.1 * GIGABIT_BETA, false);
+    }
+    let is = mean(&believed(&mut later, dense(), 1.0, None));
+    assert!((is / 0.055).ln().abs() < 0.3, "{is}");
+}
+
+#[test]
+fn a_step_far_off_is_the_network_and_tells_of_all_strategies() {
+    let mut exchange = settled();
+    let factor = |exchange: &mut Exchange| {
+        let places = exchange.places(&dense());
+        exchange.joint.of(places.collective)
+    };
+    let before = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
+    // Ten times less bandwidth.
+    let of_dense = path(&mut exchange, 1.0);
+    assert!(exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2)));
+    for _ in 0..10 {
+        exchange.widen(1.0);
+        exchange.latency(1e-3, true);
+        let of_dense = path(&mut exchange, 1.0);
+        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
+    }
+    let (is, sparse) = (factor(&mut exchange), mean(&believed(&mut exchange, sparse(), 0.1, None)));
+    assert!((is.mean - before.0.mean).abs() < 0.05, "{is:?} {before:?}");
+    assert!((sparse / 0.33).ln().abs() < 0.35, "{sparse}, before {}", before.1);
+}
+
+/// As farther off than anything that was ever expected.
+#[test]
+fn a_network_that_is_five_hundred_times_slower_is_learned() {
+    let mut exchange = settled();
+    for second in 0..20 {
+        exchange.widen(1.0);
+        let of_dense = path(&mut exchange, 1.0);
+        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(160.0));
+        exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
+    }
+    assert!(exchange.knows_network());
+    let is = mean(&believed(&mut exchange, dense(), 1.0, None));
+    assert!((is / 160.0 - 1.0).abs() < 0.1, "{is}");
+}
+
+#[test]
+fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known() {
+    let mut exchange = settled();
+    let of_dense = path(&mut exchange, 1.0);
+    exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
+    let of_dense = believed(&mut exchange, dense(), 1.0, Some((0, 3.2)));
+    assert!(of_dense.iter().all(|seconds| (seconds / 3.2 - 1.0).abs() < 0.01));
+    let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
+    let both = [(dense(), paths[0]), (sparse(), paths[1])];
+    let none = [vec![0.0; DRAWS], vec![0.0; DRAWS]];
+    let all = exchange.sampled(&both, &[vec![0], vec![1]], (&shape(), &none), Some((0, 3.2)), (Draws::shared(), 0));
+    let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
+    assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
+}
+
+#[test]
+fn one_test_tells_of_all_links_after_a_change_and_a_slow_node_stays_slow() {
+    let mut exchange = Exchange::default();
+    exchange.begin(GIGABIT_BETA);
+    for second in 0..60u32 {
+        exchange.widen(1.0);
+        let (from, to) = (second % 4, (second + 1) % 4);
+        exchange.test((from, to), if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA }, false);
+    }
+    let ratio = |exchange: &mut Exchange| exchange.beta(3, 1) / exchange.beta(0, 1);
+    assert!((3.0..4.5).contains(&ratio(&mut exchange)), "{}", ratio(&mut exchange));
+    assert!(exchange.test((0, 1), 20.0 * GIGABIT_BETA, false));
+    let other = exchange.beta(2, 1) / (20.0 * GIGABIT_BETA);
+    assert!((0.6..1.6).contains(&other), "{other}");
+    assert!((3.0..4.5).contains(&ratio(&mut exchange)));
+}
+
+#[test]
+fn a_lower_bound_is_news_only_where_it_is_faster_than_believed() {
+    for slower in [30.0, 1.1, 1.0] {
+        let mut exchange = settled();
+        let before = exchange.common();
+        for second in 0..200 {
+            exchange.widen(1.0);
+            let beta = exchange.beta(second % 4, (second + 1) % 4);
+            assert!(!exchange.test((second % 4, (second + 1) % 4), slower * beta, true));
+        }
+        assert!((exchange.common() / before - 1.0).abs() < 0.01, "{slower}: {} {before}", exchange.common());
+    }
+    let mut faster = settled();
+    assert!(faster.test((0, 1), GIGABIT_BETA / 30.0, true));
+    assert!((faster.common() / (GIGABIT_BETA / 30.0)).ln().abs() < 0.3, "{}", faster.common());
+    assert!(!faster.knows_network(), "it may be faster still");
+}
+
+/// Steps are ten times slower, and all tests find at least the bandwidth that was there.
+#[test]
+fn lower_bounds_tell_a_collective_from_the_network_as_tests_do() {
+    let mut exchange = settled();
+    for second in 0..30u32 {
+        exchange.widen(1.0);
+        exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
+        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, true);
+        let of_dense = path(&mut exchange, 1.0);
+        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
+    }
+    assert!(!exchange.network_suspected());
+}
+
+/// A slow network, and after the fast one is back a collective as slow as on it.
+#[test]
+fn a_collective_as_slow_as_on_a_network_before_is_told_from_it_by_tests() {
+    let mut exchange = settled();
+    let run = |exchange: &mut Exchange, slower: f64, step_s: f64| {
+        for second in 0..30u32 {
+            exchange.widen(1.0);
+            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
+            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, false);
+            let of_dense = path(exchange, 1.0);
+            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(step_s));
+        }
+    };
+    run(&mut exchange, 10.0, 3.2);
+    run(&mut exchange, 1.0, 0.34);
+    let factor = |exchange: &mut Exchange| {
+        let places = exchange.places(&dense());
+        exchange.joint.of(places.collective).mean
+    };
+    let before = factor(&mut exchange);
+    run(&mut exchange, 1.0, 3.2);
+    assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.4, "{}", exchange.common());
+    assert!(factor(&mut exchange) - before > 1.5, "{} {before}", factor(&mut exchange));
+}
+
+/// Waits far below what computing varies by tell nothing of the network but that it hides them.
+#[test]
+fn waits_that_computing_varies_by_are_no_change() {
+    let mut exchange = settled();
+    let (long, before) = (Shape::new(&[], &[], 1.0), exchange.common());
+    for seconds in [1e-3, 3e-3, 0.0, 1e-4] {
+        let of_sparse = path(&mut exchange, 0.01);
+        assert!(!exchange.steps(&[(sparse(), of_sparse)], &[0], &long, &seen(seconds)), "{seconds}");
+    }
+    assert!((exchange.common() / before).ln().abs() < 0.2, "{}", exchange.common());
+}
+
+/// Two networks in turns: of ten times the latency and a tenth of the bandwidth, and as before.
+#[test]
+fn a_network_that_is_back_is_known_by_its_latency() {
+    let mut exchange = settled();
+    let second = |exchange: &mut Exchange, latency_s: f64, slower: f64, count: u32, step_s: f64| {
+        for second in 0..count {
+            exchange.widen(1.0);
+            exchange.latency(latency_s * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
+            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, false);
+            let path = CriticalPath { alpha_s: 8.0 * latency_s, ..path(exchange, 1.0) };
+            exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
+        }
+    };
+    second(&mut exchange, 1e-2, 10.0, 30, 3.4);
+    let slow = exchange.common();
+    assert!((slow / (10.0 * GIGABIT_BETA)).ln().abs() < 0.3, "{slow}");
+    // The links follow one after the other.
+    for latency_s in [7.75e-3, 5.5e-3, 3.25e-3, 1e-3, 1.01e-3] {
+        exchange.latency(latency_s, true);
+    }
+    assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.3 && exchange.knows_network(), "{}", exchange.common());
+    for latency_s in [3.25e-3, 5.5e-3, 7.75e-3, 1e-2, 1.01e-2] {
+        exchange.latency(latency_s, true);
+    }
+    assert!((exchange.common() / slow).ln().abs() < 0.1 && exchange.knows_network(), "{}", exchange.common());
+}
+
+/// The same latency, and steps as on a network before.
+#[test]
+fn a_network_that_is_back_is_known_by_what_steps_take() {
+    let mut exchange = settled();
+    let run = |exchange: &mut Exchange, step_s: f64, count: u32| {
+        for second in 0..count {
+            exchange.widen(1.0);
+            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
+            let path = path(exchange, 1.0);
+            exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
+        }
+    };
+    run(&mut exchange, 3.2, 30);
+    let slow = exchange.common();
+    assert!(slow > 5.0 * GIGABIT_BETA, "{slow}");
+    run(&mut exchange, 0.34, 1);
+    assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.3 && exchange.knows_network(), "{}", exchange.common());
+    run(&mut exchange, 3.2, 1);
+    assert!((exchange.common() / slow).ln().abs() < 0.3 && exchange.knows_network(), "{}", exchange.common());
+}
+
+#[test]
+fn latencies_that_fall_leave_the_bandwidth_in_doubt() {
+    let mut exchange = settled();
+    let before = exchange.network_sd();
+    assert!(exchange.latency(1e-5, true));
+    assert!(exchange.network_sd() > 3.0 * before, "{before} {}", exchange.network_sd());
+}
+
+#[test]
+fn what_cannot_be_is_not_taken_in() {
+    let mut exchange = settled();
+    let before = exchange.clone();
+    let of_dense = path(&mut exchange, 1.0);
+    for seconds in [-1.0, f64::NAN, f64::INFINITY] {
+        assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(seconds)));
+    }
+    let unknown = Seen { compress_s: vec![f64::NAN], ..seen(0.34) };
+    assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &unknown));
+    assert!(
+        !exchange.latency(f64::NAN, true)
+            && !exchange.test((0, 1), f64::NAN, false)
+            && !exchange.test((0, 1), 0.0, true)
+    );
+    assert_eq!(exchange.joint, before.joint);
+}
