@@ -101,7 +101,8 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant
             let says = !test.is_lower_bound || view.bandwidth_bps.is_some_and(|bps| bps < AGREE * test.bandwidth_bps);
             let is_newer = test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms;
             if view.bandwidth_bps.is_none() || is_newer && says {
-                let least = view.bandwidth_bps.filter(|_| test.is_lower_bound).unwrap_or_default();
+                let known = view.bandwidth_bps.or(test.previous_bps);
+                let least = known.filter(|_| test.is_lower_bound).unwrap_or_default();
                 view.bandwidth_bps = Some(test.bandwidth_bps.max(least));
                 view.bandwidth_age_ms = test_age_ms;
                 view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);

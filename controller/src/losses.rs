@@ -28,7 +28,8 @@ fn mean<'a>(points: impl Iterator<Item = &'a ProgressRow>) -> Option<MeanLoss> {
     let count = losses.len() as f64;
     let mean = losses.iter().sum::<f64>() / count;
     let variance = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    Some(MeanLoss { mean, sd: (variance / count).sqrt() })
+    let sd = (variance / count).sqrt();
+    (mean.is_finite() && sd.is_finite()).then_some(MeanLoss { mean, sd })
 }
 
 #[cfg(test)]

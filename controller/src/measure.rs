@@ -312,8 +312,9 @@ pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timesta
     let begins = first > 0 || steps[first].borrow().step == 0;
     let own = steps[first..].iter().map(Borrow::borrow).filter(|s: &&WholeStep| s.version == version);
     let own: Vec<&WholeStep> = own.collect();
-    let is_cold = |(i, step): &(usize, &&WholeStep)| begins && (step.step_us < LONG_US || first == 0 && *i == 0);
-    let cold = own.iter().enumerate().take(COLD_STEPS).take_while(is_cold).count();
+    // Of a job whose steps are long none is cold but the first; one step that is long is, too.
+    let is_long = |at: usize| at.checked_sub(1).is_some_and(|at| steps[at].borrow().step_us >= LONG_US);
+    let cold = (first..).take(COLD_STEPS.min(own.len())).take_while(|at| begins && !is_long(*at)).count();
     let own = &own[cold..];
     let own = since_change(&own[own.len().saturating_sub(MEASURED_STEPS)..]);
     let of = |f: fn(&WholeStep) -> f64| median(own.iter().map(|s| f(s)));
@@ -674,7 +675,11 @@ pub(crate) mod tests {
         assert_eq!(of(&lengths).0, 40, "short and long sequences");
         let long = |sync_us: [f64; 4]| of(&sync_us);
         assert_eq!(long([9e6, 3e6, 3e6, 3e6]), (3, 3e6), "a job's first step is cold, however long");
-        assert_eq!(long([9e6, 30.0, 30.0, 30.0]), (2, 30.0));
+        assert_eq!(long([9e6, 30.0, 30.0, 30.0]), (3, 30.0));
+        let mut rows: Vec<StepRow> = (0..8).map(|step| row(step, 0, u64::from(step > 3), 30.0)).collect();
+        rows[4].step_us = 3e6;
+        let m = measured(&whole_steps(&rows, &all(1)), Version(1), Timestamp(0)).unwrap();
+        assert_eq!((m.steps, m.t_step.get()), (2, 150e-6), "one long step after a decision, for connections");
     }
 
     #[test]

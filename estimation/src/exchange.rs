@@ -196,7 +196,7 @@ impl Exchange {
         let before = self.latency_s.replace(alpha_s);
         let later = before.map_or(0.0, |before| (alpha_s / before).ln());
         // Where links change one after the other, their mean passes through what is the latency of no network.
-        let is_settled = before.is_some() && networks::is_same_latency(later, 0.0);
+        let is_settled = later != 0.0 && networks::is_same_latency(later, 0.0);
         if is_settled || before.is_none() {
             self.settled = Some(alpha_s.ln());
         }
@@ -210,7 +210,7 @@ impl Exchange {
         if far {
             self.cause = Cause::None;
             self.leave(known);
-            self.left = None;
+            (self.left, self.settled) = (None, self.settled.filter(|_| is_settled));
             self.joint.forget(latency, UNKNOWN_SD);
             // Bandwidth was measured on the network before.
             self.joint.widen(bandwidth, 1.0);
@@ -218,7 +218,9 @@ impl Exchange {
         self.joint.observe(&[(latency, 1.0)], Normal::new(0.0, LATENCY_SD));
         let is_another = self.left.is_none_or(|left| !networks::is_same_latency(left, alpha_s.ln()));
         if self.is_new && is_settled && is_another && self.joint.of(bandwidth).sd > KNOWN_SD {
-            self.recognise(|_| true);
+            // Not against what tests have found since.
+            let believed = self.joint.of(bandwidth);
+            self.recognise(|other| (other.bandwidth.mean - believed.mean).abs() < CHANGE * believed.sd);
         }
         far && before.is_some()
     }
@@ -236,7 +238,7 @@ impl Exchange {
         if let Some(known) = known {
             self.networks.remember(known);
         }
-        if !self.is_new {
+        if known.is_some() || !self.is_new {
             (self.is_new, self.left) = (true, self.settled);
         }
     }
@@ -492,8 +494,10 @@ impl Exchange {
             })
         };
         // How many times slower the network of a sample has to be, by bisection; as it is where no network explains what is seen.
-        let slower: Vec<f64> = match in_force.filter(|(_, seen_s)| unknown && *seen_s > floor_s(shape)) {
-            Some((i, seen_s)) => (0..DRAWS)
+        // Of waits that are noise it is known that they are no longer.
+        let (least_s, in_force) = (floor_s(shape), in_force.filter(|_| unknown));
+        let slower: Vec<f64> = match in_force.map(|(i, seen_s)| (i, seen_s.max(least_s), seen_s <= least_s)) {
+            Some((i, seen_s, is_noise)) => (0..DRAWS)
                 .map(|k| {
                     let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
                     if !(exposed(&plans[i], k, low.exp()) < seen_s && seen_s < exposed(&plans[i], k, high.exp())) {
@@ -503,7 +507,8 @@ impl Exchange {
                         let middle = 0.5 * (low + high);
                         if exposed(&plans[i], k, middle.exp()) < seen_s { low = middle } else { high = middle }
                     }
-                    (0.5 * (low + high)).exp()
+                    let slower = (0.5 * (low + high)).exp();
+                    if is_noise { slower.min(1.0) } else { slower }
                 })
                 .collect(),
             None => vec![1.0; DRAWS],

@@ -28,9 +28,11 @@ const LEAST_HORIZON_STEPS: f64 = 20.0;
 const TESTS_FOLLOW_S: f64 = 20.0;
 /// Steps of the strategy in force that must be slower than dense ones would be before it is left at once.
 const WATCHDOG_STEPS: u64 = 10;
-/// A loss that is higher than before a decision by more standard errors than this has risen: one look in thirty thousand would find that by
-/// chance.
-const LOSS_RISE: f64 = 4.0;
+/// A loss that is higher than before a decision by more standard errors than this has risen: by chance that is so once in some ten thousand
+/// looks.
+const LOSS_RISE: f64 = 5.0;
+/// For so long dense stays where nothing is heard of the loss, seconds.
+const LOSS_UNKNOWN_S: f64 = 300.0;
 
 /// Decides what a job should run from here on, and says why.
 ///
@@ -107,6 +109,14 @@ impl Worth {
 struct Choice {
     to: Plan,
     why: String,
+    /// Where it is dense because the loss rose: until when.
+    loss_limit: Option<f64>,
+}
+
+impl Choice {
+    fn of(to: &Plan, why: String) -> Self {
+        Self { to: to.clone(), why, loss_limit: None }
+    }
 }
 
 /// Why nothing changes.
@@ -163,7 +173,7 @@ impl<'a> Call<'a> {
         if !self.s.policy.observe {
             return choice;
         }
-        let Choice { to, why } = choice?;
+        let Choice { to, why, .. } = choice?;
         self.proposed = Some(to).filter(|to| to != self.s.plan());
         let instead = if self.proposed.is_some() { "else this would" } else { "and nothing else would" };
         Err(Stay::because(
@@ -178,7 +188,7 @@ impl<'a> Call<'a> {
             return Err(Stay::because(Keep::Pinned, why));
         }
         self.is_applied().map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
-        Ok(Choice { to: pin.plan.clone(), why })
+        Ok(Choice::of(&pin.plan, why))
     }
 
     /// A pin that the job cannot run is named and not followed.
@@ -209,7 +219,10 @@ impl<'a> Call<'a> {
         let Some(current) = self.in_force() else {
             return Err(Stay::because(Keep::InvalidSnapshot, "the strategy in force cannot be compared with others"));
         };
-        self.ask_for_trial(current, rng);
+        let rose = self.loss_watchdog(current);
+        if self.memory.loss_limit.is_none() && rose.is_none() {
+            self.ask_for_trial(current, rng);
+        }
         if s.in_force.is_none() && self.waits_for_trial() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs";
             return Err(Stay::because(Keep::AwaitingTrial, why));
@@ -217,12 +230,8 @@ impl<'a> Call<'a> {
         if let Some(choice) = self.watchdog(current) {
             return Ok(choice);
         }
-        if let Some(choice) = self.loss_watchdog(current) {
+        if let Some(choice) = rose {
             return Ok(choice);
-        }
-        if let Some(limit) = self.memory.loss_limit.filter(|_| self.all[current].plan.is_dense()) {
-            let why = format!("dense stays until the loss is back at {limit:.3}, where it was before it rose");
-            return Err(Stay::because(Keep::LossRose, why));
         }
         let better = self.better(current);
         let Some(to) = better.or_else(|| self.worth_trying(current)) else {
@@ -230,7 +239,7 @@ impl<'a> Call<'a> {
         };
         let why = self.reason(to, current, better.is_none());
         self.may_change(current).map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
-        Ok(Choice { to: self.all[to].plan.clone(), why })
+        Ok(Choice::of(&self.all[to].plan, why))
     }
 
     /// Prices the candidates, what a search by bucket finds, and the plan in force.
@@ -270,8 +279,13 @@ impl<'a> Call<'a> {
         (0..self.all.len()).find(|i| {
             let worth = self.worth[*i];
             let pays = !self.all[current].mean.is_finite() || worth.saves * horizon_s > switch_s;
-            *i != current && worth.sure >= self.s.config.confidence && pays
+            *i != current && self.may_follow(*i) && worth.sure >= self.s.config.confidence && pays
         })
+    }
+
+    /// While a loss that rose is not back, only dense may.
+    fn may_follow(&self, candidate: usize) -> bool {
+        self.memory.loss_limit.is_none() || self.all[candidate].plan.is_dense()
     }
 
     /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
@@ -291,7 +305,7 @@ impl<'a> Call<'a> {
         };
         let tried = (0..self.all.len())
             // What a plan by bucket costs is known by what its strategies cost.
-            .filter(|i| *i != current && self.all[*i].plan.alike().is_some())
+            .filter(|i| *i != current && self.may_follow(*i) && self.all[*i].plan.alike().is_some())
             .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
@@ -318,37 +332,41 @@ impl<'a> Call<'a> {
         let dense = self.all.iter().position(|x| x.plan.is_dense())?;
         let (is, other, sure) = (&self.all[current].plan, &self.all[dense].what, self.worth[dense].sure);
         let slower = m.t_step > other.t_step && sure >= self.s.config.confidence && self.worth[dense].saves > 0.0;
-        (slower && !is.is_dense()).then(|| Choice {
-            to: self.all[dense].plan.clone(),
-            why: format!(
+        (slower && !is.is_dense()).then(|| {
+            let why = format!(
                 "steps of {} take {}, and dense ones {} or less with probability {}",
                 words::plan(is),
                 words::time(m.t_step.get()),
                 words::time(other.t_step.get()),
                 words::percent(sure)
-            ),
+            );
+            Choice::of(&self.all[dense].plan, why)
         })
     }
 
-    /// A loss that rises under a compressed plan is taken for the compression's fault: dense runs until it is as low again as before. What
-    /// falls more slowly is no reason, since every loss does so as training goes on.
+    /// A loss that rises under a compressed plan is taken for the compression's fault: dense runs until it is as low again, or what was
+    /// before is no longer known. What falls more slowly is no reason, since every loss does so as training goes on.
     fn loss_watchdog(&mut self, current: usize) -> Option<Choice> {
-        let losses = *self.s.losses_now()?;
-        if self.memory.loss_limit.is_some_and(|limit| losses.newest.mean <= limit) {
+        let (losses, is) = (self.s.losses_now().copied(), &self.all[current].plan);
+        let (rise, before) = (losses.map_or(0.0, |losses| losses.rise()), losses.and_then(|losses| losses.before));
+        let is_over = match (losses, self.memory.loss_limit) {
+            (Some(losses), Some(limit)) if is.is_dense() => losses.before.is_none() || losses.newest.mean <= limit,
+            (None, Some(_)) => self.stayed_s() > LOSS_UNKNOWN_S,
+            (Some(_), Some(_)) => rise <= LOSS_RISE,
+            (_, None) => false,
+        };
+        if is_over {
             self.memory.loss_limit = None;
         }
-        let is = &self.all[current].plan;
-        let before = losses.before.filter(|_| losses.rise() > LOSS_RISE && !is.is_dense())?;
+        let (losses, before) = losses.zip(before).filter(|_| rise > LOSS_RISE && !is.is_dense())?;
         let dense = self.all.iter().find(|x| x.plan.is_dense())?;
-        self.memory.loss_limit = Some(before.mean);
         let why = format!(
-            "the loss rose from {:.3} to {:.3} under {}, which is {:.0} times its noise: dense until it is back",
+            "the loss rose from {:.3} to {:.3} under {}, by {rise:.0} times its noise: dense until it is back",
             before.mean,
             losses.newest.mean,
             words::plan(is),
-            losses.rise()
         );
-        Some(Choice { to: dense.plan.clone(), why })
+        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean) })
     }
 
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
@@ -361,9 +379,13 @@ impl<'a> Call<'a> {
             let dense = self.all.iter().filter(|x| x.plan.is_dense()).find(offered);
             let to = if offered(&is) { is } else { dense.unwrap_or(is) };
             let why = format!("{}; {}", self.heading().unwrap_or_default(), stays(to));
-            return Ok(Choice { to: to.plan.clone(), why });
+            return Ok(Choice::of(&to.plan, why));
         }
         let (best, stays) = (self.worth[0], stays(is));
+        if let Some(limit) = self.memory.loss_limit {
+            let why = format!("{stays}, until the loss is back at {limit:.3}, where it was before it rose");
+            return Err(Stay::because(Keep::LossRose, why));
+        }
         if best.saves <= 0.0 || current == 0 {
             let limits = self.s.policy.least_gain.is_some() || self.s.policy.most_overhead.is_some();
             let within = if limits { " within the limits of its policy" } else { "" };
@@ -504,7 +526,7 @@ impl<'a> Call<'a> {
         (!moved.is_empty()).then_some(moved)
     }
 
-    fn change(mut self, Choice { to, why }: Choice) -> Outcome {
+    fn change(mut self, Choice { to, why, loss_limit }: Choice) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
@@ -515,6 +537,7 @@ impl<'a> Call<'a> {
         };
         let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
+        self.memory.loss_limit = loss_limit.or(self.memory.loss_limit);
         self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }
     }

@@ -21,8 +21,8 @@
 //! 4. **Trial** (`trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network changes next,
 //!    than the trial takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
-//!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is tried in earnest when what it
-//!    would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
+//!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is
+//!    tried in earnest when what it would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
 //!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be,
 //!    or its loss rises beyond its noise: then until the loss is as low again.
 //!    What is set for the job alone ([`JobPolicy`]) limits the candidates, puts a pinned plan in the place of the choice, and makes of a

@@ -83,7 +83,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let applied = in_force.as_ref().and_then(|f| Some((f.decision.version, f.applied_at_step?)));
     let losses = match applied {
         Some((version, from)) => {
-            let points = app.store.progress(&job.job, losses::POINTS).await?;
+            let points = app.store.losses(&job.job).await?;
             losses::losses(&points, version, from)
         }
         None => None,

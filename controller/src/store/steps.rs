@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, SqliteConnection};
 use super::statement::{row, sql};
 use super::{Result, Store, StoreError, json, stored};
 use crate::limits::{MEASURED_STEPS, STEP_WINDOW};
+use crate::losses;
 use crate::measure::{self, Doubted, RecentSteps, StepSpan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -158,6 +159,12 @@ impl Store {
         let mut rows = sql!("read a job's progress", PROGRESS_POINTS, job, limit).fetch_all(&self.read).await?;
         rows.reverse();
         Ok(rows)
+    }
+
+    /// The newest losses, newest last.
+    pub async fn losses(&self, job: &JobId) -> Result<Arc<Vec<ProgressRow>>> {
+        let read = async { Ok(Arc::new(self.progress(job, losses::POINTS).await?)) };
+        self.reads.losses.get(self.write.counters(), job.clone(), read).await
     }
 
     /// The oldest and the newest step of each rank that has reported any.

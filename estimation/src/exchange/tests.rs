@@ -244,6 +244,22 @@ fn a_network_that_is_back_is_known_by_its_latency() {
     assert!((exchange.common() / slow).ln().abs() < 0.1 && exchange.knows_network(), "{}", exchange.common());
 }
 
+/// Another latency that is learned, and then a test of a tenth of its bandwidth: that stands.
+#[test]
+fn what_a_test_finds_is_not_put_down_to_a_network_that_is_over() {
+    let mut exchange = settled();
+    for second in 0..30u32 {
+        exchange.widen(1.0);
+        exchange.latency(1e-2 * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
+        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false);
+    }
+    assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, false));
+    for latency_s in [1.01e-2, 1e-2, 1.01e-2] {
+        exchange.latency(latency_s, true);
+    }
+    assert!((exchange.common() / (10.0 * GIGABIT_BETA)).ln().abs() < 0.5, "{}", exchange.common());
+}
+
 /// The same latency, and steps as on a network before.
 #[test]
 fn a_network_that_is_back_is_known_by_what_steps_take() {

@@ -100,7 +100,8 @@ pub(super) fn loss(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Finding
     let Some(current) = s.in_force.as_ref().filter(|f| !f.decision.plan.is_dense() && !pinned) else { return };
     let losses = s.losses.filter(|losses| losses.version == current.decision.version);
     let Some((before, newest)) = losses.and_then(|losses| Some((losses.before?, losses.newest))) else { return };
-    let rose = newest.mean - before.mean > 5.0 * (before.sd.powi(2) + newest.sd.powi(2)).sqrt();
+    let error = (before.sd.powi(2) + newest.sd.powi(2)).sqrt().max(1e-6);
+    let rose = newest.mean - before.mean > 6.0 * error;
     found.expect(!rose || d.plan.is_dense(), "loss", || format!("{} though the loss rose to {}", d.plan, newest.mean));
 }
 

@@ -272,7 +272,6 @@ fn by_bucket(job: &Job, plan: &Plan) -> (f64, f64, f64) {
     (comp, end - ready, kept)
 }
 
-/// A network that is nearly good enough: one ratio for all buckets costs more progress than it saves.
 #[test]
 fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
     let mut job = Job::new();
@@ -295,10 +294,25 @@ fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
         let kept = look(&mut job, 1.5, 1.3);
         assert_eq!(kept.verdict, Verdict::Keep(Keep::LossRose), "{}", kept.report.why);
     }
+    let mut again = Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
     let back = look(&mut job, 1.5, 0.98);
     assert!(!job.strategy().is_dense(), "{}", back.report.why);
+    // What was before is too far back, or nothing is heard of the loss any more.
+    for (losses, looks) in [(again.s.losses.map(|losses| Losses { before: None, ..losses }), 1), (None, 301)] {
+        let mut job = Job { s: again.s.clone(), now: again.now, rng: again.rng.clone() };
+        job.s.losses = losses;
+        job.run(looks, |_| 1.0);
+        assert!(!job.strategy().is_dense(), "{losses:?}");
+    }
+    // Where only observed nothing is remembered of a rise.
+    again.s.policy.observe = true;
+    again.s.in_force.as_mut().unwrap().decision.plan = "topk(k=0.01)+ef(vanilla)/allgather".parse().unwrap();
+    again.s.memory.loss_limit = None;
+    let observed = look(&mut again, 1.0, 1.5);
+    assert_eq!((observed.verdict, again.s.memory.loss_limit), (Verdict::Keep(Keep::Observing), None));
 }
 
+/// A network that is nearly good enough: one ratio for all buckets costs more progress than it saves.
 #[test]
 fn buckets_that_backward_hides_stay_dense_and_the_last_ones_are_compressed() {
     let mut job = Job::new();
