@@ -312,9 +312,26 @@ pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timesta
     let begins = first > 0 || steps[first].borrow().step == 0;
     let own = steps[first..].iter().map(Borrow::borrow).filter(|s: &&WholeStep| s.version == version);
     let own: Vec<&WholeStep> = own.collect();
-    // Of a job whose steps are long none is cold but the first; one step that is long is, too.
-    let is_long = |at: usize| at.checked_sub(1).is_some_and(|at| steps[at].borrow().step_us >= LONG_US);
-    let cold = (first..).take(COLD_STEPS.min(own.len())).take_while(|at| begins && !is_long(*at)).count();
+    // Where the step before was long none is cold.
+    let is_long = |at: usize| steps[at].borrow().step_us >= LONG_US;
+    let most = match first.checked_sub(1) {
+        _ if !begins => 0,
+        Some(before) => {
+            if is_long(before) {
+                0
+            } else {
+                COLD_STEPS
+            }
+        }
+        None => {
+            if is_long(first) {
+                1
+            } else {
+                COLD_STEPS
+            }
+        }
+    };
+    let cold = most.min(own.len());
     let own = &own[cold..];
     let own = since_change(&own[own.len().saturating_sub(MEASURED_STEPS)..]);
     let of = |f: fn(&WholeStep) -> f64| median(own.iter().map(|s| f(s)));

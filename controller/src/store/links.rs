@@ -1,7 +1,7 @@
 //! Links: the newest estimate of each, its tests, its path, its history.
 
 use flexcomm_domain::{NodeName, Timestamp};
-use flexcomm_wire::{LinkReport, PathReport};
+use flexcomm_wire::{LinkReport, PathReport, ThroughputReport};
 use sqlx::{AssertSqlSafe, SqliteConnection};
 use std::sync::Arc;
 
@@ -199,8 +199,24 @@ pub(super) fn take(rows: &mut Vec<LinkRow>, new: LinkRow) -> bool {
     }
 }
 
+/// Stores what a test found of both ways.
+pub(super) async fn put_tests(
+    db: &mut SqliteConnection,
+    node: &NodeName,
+    r: &ThroughputReport,
+    now: Timestamp,
+) -> Result<()> {
+    let (out, back) = ((r.out_bps, r.out_is_lower_bound), (r.back_bps, r.back_is_lower_bound));
+    for (way, (bps, is_lower_bound)) in [((node, &r.peer), out), ((&r.peer, node), back)] {
+        if let Some(bps) = bps {
+            put_test(db, way, (bps, is_lower_bound), now).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Stores the result of an active test of one direction.
-pub(super) async fn put_test(
+async fn put_test(
     db: &mut SqliteConnection,
     (src, dst): (&NodeName, &NodeName),
     (bps, is_lower_bound): (f64, bool),
