@@ -314,22 +314,10 @@ pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timesta
     let own: Vec<&WholeStep> = own.collect();
     // Where the step before was long none is cold.
     let is_long = |at: usize| steps[at].borrow().step_us >= LONG_US;
-    let most = match first.checked_sub(1) {
+    let most = match is_long(first.saturating_sub(1)) {
         _ if !begins => 0,
-        Some(before) => {
-            if is_long(before) {
-                0
-            } else {
-                COLD_STEPS
-            }
-        }
-        None => {
-            if is_long(first) {
-                1
-            } else {
-                COLD_STEPS
-            }
-        }
+        true => usize::from(first == 0),
+        false => COLD_STEPS,
     };
     let cold = most.min(own.len());
     let own = &own[cold..];

@@ -413,11 +413,10 @@ impl Exchange {
                 let is_left = known.is_some_and(|known| known.is_same(other));
                 !is_left && (logarithm(&at) - seen.mean).abs() < FITS + 2.0 * seen.sd
             };
+            self.joint.forget(latency, UNKNOWN_SD);
             if self.confirmed && self.recognise(fits) {
-                self.joint.forget(latency, UNKNOWN_SD);
                 self.joint.observe(&[(latency, 1.0)], Normal::new(0.0, LATENCY_SD));
             } else {
-                self.joint.forget(latency, UNKNOWN_SD);
                 self.joint.forget(bandwidth, UNKNOWN_SD);
                 self.confirmed = false;
             }

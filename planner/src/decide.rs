@@ -31,7 +31,7 @@ const WATCHDOG_STEPS: u64 = 10;
 /// A loss that is higher than before a decision by more standard errors than this has risen: by chance that is so once in some ten thousand
 /// looks.
 const LOSS_RISE: f64 = 5.0;
-/// For so long dense stays where nothing is heard of the loss, seconds.
+/// For so long dense stays where no loss is reported, seconds.
 const LOSS_UNKNOWN_S: f64 = 300.0;
 
 /// Decides what a job should run from here on, and says why.

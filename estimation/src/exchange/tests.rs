@@ -42,6 +42,20 @@ fn settled() -> Exchange {
     exchange
 }
 
+/// So many seconds with dense steps: latencies, which show a change after four, a test that finds the seconds per byte of so many times 1 Gbit/s
+/// or, as a lower bound, at most that, and what steps wait.
+fn run(exchange: &mut Exchange, latency_s: f64, test: Option<(f64, bool)>, step_s: f64, count: u32) {
+    for second in 0..count {
+        exchange.widen(1.0);
+        exchange.latency(latency_s * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
+        if let Some((slower, is_lower_bound)) = test {
+            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, is_lower_bound);
+        }
+        let path = CriticalPath { alpha_s: 8.0 * latency_s, ..path(exchange, 1.0) };
+        exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
+    }
+}
+
 fn mean(samples: &[f64]) -> f64 {
     samples.iter().sum::<f64>() / samples.len() as f64
 }
@@ -170,13 +184,7 @@ fn a_lower_bound_is_news_only_where_it_is_faster_than_believed() {
 #[test]
 fn lower_bounds_tell_a_collective_from_the_network_as_tests_do() {
     let mut exchange = settled();
-    for second in 0..30u32 {
-        exchange.widen(1.0);
-        exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
-        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, true);
-        let of_dense = path(&mut exchange, 1.0);
-        exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(3.2));
-    }
+    run(&mut exchange, 1e-3, Some((1.0, true)), 3.2, 30);
     assert!(!exchange.network_suspected());
 }
 
@@ -184,23 +192,14 @@ fn lower_bounds_tell_a_collective_from_the_network_as_tests_do() {
 #[test]
 fn a_collective_as_slow_as_on_a_network_before_is_told_from_it_by_tests() {
     let mut exchange = settled();
-    let run = |exchange: &mut Exchange, slower: f64, step_s: f64| {
-        for second in 0..30u32 {
-            exchange.widen(1.0);
-            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
-            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, false);
-            let of_dense = path(exchange, 1.0);
-            exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &seen(step_s));
-        }
-    };
-    run(&mut exchange, 10.0, 3.2);
-    run(&mut exchange, 1.0, 0.34);
+    run(&mut exchange, 1e-3, Some((10.0, false)), 3.2, 30);
+    run(&mut exchange, 1e-3, Some((1.0, false)), 0.34, 30);
     let factor = |exchange: &mut Exchange| {
         let places = exchange.places(&dense());
         exchange.joint.of(places.collective).mean
     };
     let before = factor(&mut exchange);
-    run(&mut exchange, 1.0, 3.2);
+    run(&mut exchange, 1e-3, Some((1.0, false)), 3.2, 30);
     assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.4, "{}", exchange.common());
     assert!(factor(&mut exchange) - before > 1.5, "{} {before}", factor(&mut exchange));
 }
@@ -221,16 +220,7 @@ fn waits_that_computing_varies_by_are_no_change() {
 #[test]
 fn a_network_that_is_back_is_known_by_its_latency() {
     let mut exchange = settled();
-    let second = |exchange: &mut Exchange, latency_s: f64, slower: f64, count: u32, step_s: f64| {
-        for second in 0..count {
-            exchange.widen(1.0);
-            exchange.latency(latency_s * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
-            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, false);
-            let path = CriticalPath { alpha_s: 8.0 * latency_s, ..path(exchange, 1.0) };
-            exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
-        }
-    };
-    second(&mut exchange, 1e-2, 10.0, 30, 3.4);
+    run(&mut exchange, 1e-2, Some((10.0, false)), 3.4, 30);
     let slow = exchange.common();
     assert!((slow / (10.0 * GIGABIT_BETA)).ln().abs() < 0.3, "{slow}");
     // The links follow one after the other.
@@ -260,24 +250,28 @@ fn what_a_test_finds_is_not_put_down_to_a_network_that_is_over() {
     assert!((exchange.common() / (10.0 * GIGABIT_BETA)).ln().abs() < 0.5, "{}", exchange.common());
 }
 
+/// The latency of a network that was slow before, on which a lower bound has been found since that is three hundred times faster.
+#[test]
+fn a_network_that_tests_rule_out_is_not_recognised() {
+    let mut exchange = settled();
+    run(&mut exchange, 1e-2, Some((10.0, false)), 3.4, 30);
+    run(&mut exchange, 1e-3, Some((1.0, false)), 0.34, 30);
+    exchange.latency(1e-2, true);
+    exchange.test((0, 1), GIGABIT_BETA / 30.0, true);
+    exchange.latency(1.01e-2, true);
+    assert!(exchange.common() < GIGABIT_BETA, "{}", exchange.common());
+}
+
 /// The same latency, and steps as on a network before.
 #[test]
 fn a_network_that_is_back_is_known_by_what_steps_take() {
     let mut exchange = settled();
-    let run = |exchange: &mut Exchange, step_s: f64, count: u32| {
-        for second in 0..count {
-            exchange.widen(1.0);
-            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
-            let path = path(exchange, 1.0);
-            exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
-        }
-    };
-    run(&mut exchange, 3.2, 30);
+    run(&mut exchange, 1e-3, None, 3.2, 30);
     let slow = exchange.common();
     assert!(slow > 5.0 * GIGABIT_BETA, "{slow}");
-    run(&mut exchange, 0.34, 1);
+    run(&mut exchange, 1e-3, None, 0.34, 1);
     assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.3 && exchange.knows_network(), "{}", exchange.common());
-    run(&mut exchange, 3.2, 1);
+    run(&mut exchange, 1e-3, None, 3.2, 1);
     assert!((exchange.common() / slow).ln().abs() < 0.3 && exchange.knows_network(), "{}", exchange.common());
 }
 

@@ -297,7 +297,7 @@ fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
     let mut again = Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
     let back = look(&mut job, 1.5, 0.98);
     assert!(!job.strategy().is_dense(), "{}", back.report.why);
-    // What was before is too far back, or nothing is heard of the loss any more.
+    // What was before is too far back, or no loss is reported any more.
     for (losses, looks) in [(again.s.losses.map(|losses| Losses { before: None, ..losses }), 1), (None, 301)] {
         let mut job = Job { s: again.s.clone(), now: again.now, rng: again.rng.clone() };
         job.s.losses = losses;
