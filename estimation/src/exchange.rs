@@ -17,7 +17,7 @@
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
 use crate::networks::{self, Network, Networks};
-use crate::step::{Cost, Shape};
+use crate::step::{Cost, Costs, Shape};
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,8 @@ const LOWER_BOUND_SD: f64 = 0.5;
 const WALK: f64 = 4e-4;
 /// What explains a step is at most so far from what is believed, as a logarithm.
 const MOST_SLOWER: f64 = 4.0 * UNKNOWN_SD;
+/// Bisections that find it to within 2e-4.
+const BISECTIONS: usize = 16;
 /// What a NIC differs by from the others.
 const OF_NIC: Normal = Normal::new(0.0, 0.4);
 const NIC_WALK: f64 = 1e-4;
@@ -381,7 +383,7 @@ impl Exchange {
             let each = places.iter().zip(of).zip(compress_s);
             let costs: Vec<Cost> =
                 each.map(|((place, (_, path)), compress_s)| factors(place).cost(*path, *compress_s)).collect();
-            (waits(shape, at[places[0].backward], |group| costs[by_group[group]]) + floor_s).ln()
+            (shape.exposed(backward_s(shape, at[places[0].backward]), |group| costs[by_group[group]]) + floor_s).ln()
         };
         let mut all: Vec<usize> = places.iter().flat_map(Places::all).collect();
         all.sort_unstable();
@@ -463,16 +465,17 @@ impl Exchange {
         &mut self,
         of: &[Of],
         plans: &[Vec<usize>],
-        (shape, compress_s): (&Shape, &[Vec<f64>]),
+        (shape, compress_s): (&Shape, &[&[f64]]),
         in_force: Option<(usize, f64)>,
         (draws, from): (&Draws, usize),
     ) -> Vec<Vec<f64>> {
-        let unknown = !self.knows_network();
+        let in_force = in_force.filter(|_| !self.knows_network());
         let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
         let Some(any) = places.first().copied() else { return vec![vec![0.0; DRAWS]; plans.len()] };
         let samples = self.joint.samples(draws, from);
+        let backward_s: Vec<f64> = samples[any.backward].iter().map(|share| backward_s(shape, *share)).collect();
         // All strategies see the same network.
-        let network: Vec<Factors> = (0..DRAWS).map(|k| any.factors(0.0, |at| samples[at][k])).collect();
+        let mut network: Vec<Factors> = (0..DRAWS).map(|k| any.factors(0.0, |at| samples[at][k])).collect();
         let factor = |(i, places): (usize, &Places)| -> Vec<f64> {
             let own = |k: usize| match places.own {
                 Some(own) => samples[own][k],
@@ -481,56 +484,47 @@ impl Exchange {
             (0..DRAWS).map(|k| (samples[places.collective][k] + own(k)).exp()).collect()
         };
         let factors: Vec<Vec<f64>> = places.iter().enumerate().map(factor).collect();
-        let exposed = |plan: &[usize], k: usize, slower: f64| {
-            let on = Factors {
-                latency: network[k].latency * slower,
-                bandwidth: network[k].bandwidth * slower,
-                ..network[k]
-            };
-            waits(shape, samples[any.backward][k], |group| {
-                let i = plan[group];
-                Factors { collective: factors[i][k], ..on }.cost(of[i].1, compress_s[i][k])
-            })
+        if let Some((i, seen_s)) = in_force {
+            let (plan, least_s) = (&plans[i], floor_s(shape));
+            for (k, network) in network.iter_mut().enumerate() {
+                let waits_s = |slower: f64| {
+                    let on = network.slower(slower);
+                    shape.exposed(backward_s[k], |group| {
+                        let i = plan[group];
+                        Factors { collective: factors[i][k], ..on }.cost(of[i].1, compress_s[i][k])
+                    })
+                };
+                let slower = slower(waits_s, seen_s.max(least_s));
+                // Of waits that are noise it is known that they are no longer.
+                *network = network.slower(if seen_s <= least_s { slower.min(1.0) } else { slower });
+            }
+        }
+        let costs = |(i, (_, path)): (usize, &Of)| -> Costs<'_> {
+            let each = network.iter().zip(&factors[i]);
+            let each = each.map(|(on, factor)| Factors { collective: *factor, ..*on }.cost(*path, 0.0));
+            let (each_s, all_s) = each.map(|cost| (cost.each_s, cost.all_s)).unzip();
+            Costs { each_s, all_s, compress_s: compress_s[i] }
         };
-        // How many times slower the network of a sample has to be, by bisection; as it is where no network explains what is seen.
-        // Of waits that are noise it is known that they are no longer.
-        let (least_s, in_force) = (floor_s(shape), in_force.filter(|_| unknown));
-        let slower: Vec<f64> = match in_force.map(|(i, seen_s)| (i, seen_s.max(least_s), seen_s <= least_s)) {
-            Some((i, seen_s, is_noise)) => (0..DRAWS)
-                .map(|k| {
-                    let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
-                    if !(exposed(&plans[i], k, low.exp()) < seen_s && seen_s < exposed(&plans[i], k, high.exp())) {
-                        return 1.0;
-                    }
-                    for _ in 0..24 {
-                        let middle = 0.5 * (low + high);
-                        if exposed(&plans[i], k, middle.exp()) < seen_s { low = middle } else { high = middle }
-                    }
-                    let slower = (0.5 * (low + high)).exp();
-                    if is_noise { slower.min(1.0) } else { slower }
-                })
-                .collect(),
-            None => vec![1.0; DRAWS],
-        };
+        let costs: Vec<Costs<'_>> = of.iter().enumerate().map(costs).collect();
         let sample = |plan: &Vec<usize>| -> Vec<f64> {
             if plan.iter().all(|i| of[*i].1.alpha_s + of[*i].1.beta_s <= 0.0) {
                 return vec![0.0; DRAWS];
             }
-            (0..DRAWS).map(|k| exposed(plan, k, slower[k])).collect()
+            shape.exposed_samples(&backward_s, |group| &costs[plan[group]])
         };
         plans.iter().map(sample).collect()
     }
 
-    /// What the exchange of a whole gradient takes by each strategy, and the share of computing in which buckets become ready, as
+    /// What the exchange of a whole gradient takes by each strategy, and the seconds in which the shape's buckets become ready, as
     /// expected.
-    pub fn expected(&mut self, of: &[Of]) -> (Vec<Cost>, f64) {
+    pub fn expected(&mut self, of: &[Of], shape: &Shape) -> (Vec<Cost>, f64) {
         let places: Vec<Places> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
         let at = self.joint.means();
         let cost = |(place, (_, path)): (&Places, &Of)| {
             place.factors(place.own.map_or(0.0, |own| at[own]), |i| at[i]).cost(*path, 0.0)
         };
         let backward = places.first().map_or(BACKWARD.mean, |place| at[place.backward]);
-        (places.iter().zip(of).map(cost).collect(), backward.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1))
+        (places.iter().zip(of).map(cost).collect(), backward_s(shape, backward))
     }
 
     /// Keeps what is stored of it: numbers of single precision.
@@ -605,6 +599,11 @@ struct Factors {
 }
 
 impl Factors {
+    /// On a network that is so many times slower.
+    fn slower(&self, times: f64) -> Self {
+        Self { latency: self.latency * times, bandwidth: self.bandwidth * times, ..*self }
+    }
+
     /// What the exchange of a whole gradient takes.
     fn cost(&self, path: CriticalPath, compress_s: f64) -> Cost {
         Cost {
@@ -615,15 +614,27 @@ impl Factors {
     }
 }
 
+/// How many times slower a network has to be for steps to wait for so long, by bisection; as it is where none explains that.
+fn slower(waits_s: impl Fn(f64) -> f64, seen_s: f64) -> f64 {
+    let (mut low, mut high) = (-MOST_SLOWER, MOST_SLOWER);
+    if !(waits_s(low.exp()) < seen_s && seen_s < waits_s(high.exp())) {
+        return 1.0;
+    }
+    for _ in 0..BISECTIONS {
+        let middle = 0.5 * (low + high);
+        if waits_s(middle.exp()) < seen_s { low = middle } else { high = middle }
+    }
+    (0.5 * (low + high)).exp()
+}
+
 /// What a step waits is the end of its exchange less that of computing, each of which varies: less than this is noise.
 fn floor_s(shape: &Shape) -> f64 {
     LEAST_SEEN_S + UNEVEN * shape.compute_s
 }
 
-/// What a step waits for where buckets become ready in this share of computing.
-fn waits(shape: &Shape, backward: f64, of: impl Fn(usize) -> Cost) -> f64 {
-    let backward = backward.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1);
-    shape.exposed(backward * shape.compute_s, of)
+/// Seconds in which buckets become ready, which is this share of computing.
+fn backward_s(shape: &Shape, share: f64) -> f64 {
+    share.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1) * shape.compute_s
 }
 
 /// Step of numerical derivatives.

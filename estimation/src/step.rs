@@ -1,5 +1,6 @@
 //! A step: what of its exchanges backward does not hide.
 
+use crate::draws::DRAWS;
 use flexcomm_domain::{MAX_BUCKETS, Plan, Strategy};
 
 /// How a job computes and what it sends.
@@ -31,6 +32,27 @@ pub struct Cost {
     pub all_s: f64,
     /// Compressing and decompressing, shared likewise.
     pub compress_s: f64,
+}
+
+/// [`DRAWS`] samples of [`Cost`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs<'a> {
+    /// In each bucket.
+    pub each_s: Vec<f64>,
+    /// Shared among the buckets by their values.
+    pub all_s: Vec<f64>,
+    /// Compressing and decompressing, shared likewise.
+    pub compress_s: &'a [f64],
+}
+
+impl Group {
+    /// From when the group is ready and its exchange ends, given when those of the one before were.
+    fn exchange(&self, (ready, end): (&mut f64, &mut f64), backward_s: f64, cost: Cost) {
+        *ready += self.share * (backward_s + cost.compress_s);
+        // Not f64::max, whose care for NaN keeps loops over samples from being vectorised.
+        let begins = if *end > *ready { *end } else { *ready };
+        *end = begins + self.count as f64 * cost.each_s + self.share * cost.all_s;
+    }
 }
 
 /// Most groups of buckets: small neighbours count as ready when the last of them is.
@@ -98,13 +120,25 @@ impl Shape {
     /// starts when the bucket is ready and the one before has ended. Buckets become ready during the last `backward_s` of computing, each
     /// after as much of it as it has of the gradient, and are compressed there.
     pub fn exposed(&self, backward_s: f64, of: impl Fn(usize) -> Cost) -> f64 {
-        let (mut ready, mut end) = (0.0, 0.0_f64);
+        let (mut ready, mut end) = (0.0, 0.0);
         for (at, group) in self.groups.iter().enumerate() {
-            let cost = of(at);
-            ready += group.share * (backward_s + cost.compress_s);
-            end = end.max(ready) + group.count as f64 * cost.each_s + group.share * cost.all_s;
+            group.exchange((&mut ready, &mut end), backward_s, of(at));
         }
         end - ready
+    }
+
+    /// The same of [`DRAWS`] samples of each.
+    pub fn exposed_samples<'a>(&self, backward_s: &[f64], of: impl Fn(usize) -> &'a Costs<'a>) -> Vec<f64> {
+        let (mut ready, mut end) = ([0.0; DRAWS], [0.0; DRAWS]);
+        for (at, group) in self.groups.iter().enumerate() {
+            let costs = of(at);
+            let (each_s, all_s, compress_s) = (&costs.each_s[..DRAWS], &costs.all_s[..DRAWS], &costs.compress_s[..DRAWS]);
+            for (k, backward_s) in backward_s[..DRAWS].iter().enumerate() {
+                let cost = Cost { each_s: each_s[k], all_s: all_s[k], compress_s: compress_s[k] };
+                group.exchange((&mut ready[k], &mut end[k]), *backward_s, cost);
+            }
+        }
+        end.iter().zip(ready).map(|(end, ready)| end - ready).collect()
     }
 }
 

@@ -24,9 +24,15 @@ impl Default for Quality {
 impl Quality {
     /// Of a strategy of this gain on so many ranks.
     pub fn of(strategy: &Strategy, gain: Gain, ranks: usize) -> Self {
-        let spec = strategy.spec();
-        let variance = spec.variance_of_mean(gain.get(), ranks);
-        Self { gain, variance, delay: delay(strategy) }
+        Self::by_gain(strategy, ranks)(gain)
+    }
+
+    /// The same of many gains: what depends on the strategy alone is worked out once.
+    pub fn by_gain(strategy: &Strategy, ranks: usize) -> impl Fn(Gain) -> Self {
+        let (spec, delay) = (*strategy.spec(), delay(strategy));
+        let is_unbiased = spec.is_unbiased_without_memory();
+        let variance = move |gain: Gain| if is_unbiased { spec.variance_of_mean(gain.get(), ranks) } else { 0.0 };
+        move |gain| Self { gain, variance: variance(gain), delay }
     }
 
     /// Steps that make the progress of one dense step.
@@ -39,16 +45,27 @@ impl Quality {
     /// progress of a step must be smaller by as much: L/μ·(1 + ω/N)·log 1/ε steps (Khirirat, Feyzmahdavian and Johansson,
     /// Distributed learning with compressed gradients, 2018; Gorbunov, Hanzely and Richtárik, A unified theory of SGD, 2020).
     pub fn steps(&self, law: Delay) -> f64 {
+        self.log_steps(law).exp()
+    }
+
+    /// The logarithm of [`Self::steps`].
+    pub fn log_steps(&self, law: Delay) -> f64 {
+        let lost = self.lost();
         match self.delay {
-            _ if self.variance > 0.0 => 1.0 + self.variance,
-            Some(delay) => law.steps(delay * self.lost()).min(self.gain.get().powf(-1.0)),
-            None => self.gain.get().powf(-1.0),
+            _ if self.variance > 0.0 => self.variance.ln_1p(),
+            Some(delay) => law.log_steps(delay * lost).min(lost),
+            None => lost,
         }
     }
 
     /// How much of the logarithm of the gain counts in the objective.
     fn share(&self) -> f64 {
         self.delay.map_or(1.0, |delay| delay.min(1.0))
+    }
+
+    /// The logarithm of [`Self::inverse_gain`].
+    pub fn log_inverse_gain(&self) -> f64 {
+        if self.variance > 0.0 { self.variance.ln_1p() } else { self.share() * self.lost() }
     }
 
     /// The logarithm of 1/gain.
@@ -128,12 +145,12 @@ impl Delay {
         }
     }
 
-    /// Steps for the progress of a dense one.
-    pub fn steps(self, z: f64) -> f64 {
-        (self.exponent * z.max(0.0).powf(self.power)).exp()
+    /// The logarithm of the steps for the progress of a dense one.
+    pub fn log_steps(self, z: f64) -> f64 {
+        self.exponent * z.max(0.0).powf(self.power)
     }
 
-    /// The inverse of [`Self::steps`]: the z that costs so many steps, at least 1; none where delay is free.
+    /// The inverse of [`Self::log_steps`]: the z that costs so many steps, at least 1; none where delay is free.
     fn delay_of(self, steps: f64) -> Option<f64> {
         (self.exponent > 0.0).then(|| (steps.ln().max(0.0) / self.exponent).powf(1.0 / self.power))
     }
@@ -166,9 +183,10 @@ mod tests {
     #[test]
     fn unbiased_compressors_without_memory_cost_their_variance_over_the_ranks() {
         let law = Delay::of_exponent(0.1);
-        let steps = |text: &str| of(text, 0.1, 9).steps(law);
-        assert_eq!(steps("randomk(k=0.1,scaled=true,shared=false)/allgather"), 2.0);
-        assert_eq!(steps("randomk(k=0.1,scaled=true)/dense-ring"), 10.0, "all ranks draw alike");
+        let takes = |text: &str, steps: f64| assert!((of(text, 0.1, 9).steps(law) - steps).abs() < 1e-12, "{text}");
+        takes("randomk(k=0.1,scaled=true,shared=false)/allgather", 2.0);
+        // All ranks draw alike.
+        takes("randomk(k=0.1,scaled=true)/dense-ring", 10.0);
         assert_eq!(of("qsgd(s=4)/allgather", 0.1, 9).effective_gain(), 0.5);
         assert_eq!(of("qsgd(s=4)/allgather", 1.0, 9).steps(law), 1.0);
         assert_eq!(of("qsgd(s=7,norm=max)+ef(vanilla)/allgather", 0.1, 9).variance, 0.0, "it is a contraction");
@@ -186,7 +204,7 @@ mod tests {
 
     #[test]
     fn delay_costs_what_the_momentum_makes_of_it() {
-        let steps = |gain: f64, momentum| Delay::of_momentum(Some(momentum)).steps(-gain.ln());
+        let steps = |gain: f64, momentum| Delay::of_momentum(Some(momentum)).log_steps(-gain.ln()).exp();
         // Means over models and ranks of what docs/decisions/price-of-delay.md measures: top-k that keeps a twelfth and a hundredth.
         for (gain, momentum, measured) in [(0.085, 0.0, 0.97), (0.012, 0.0, 1.3), (0.085, 0.9, 1.88), (0.012, 0.9, 2.7)]
         {

@@ -1,4 +1,4 @@
-//! How long one call takes, by how many candidates and ranks there are: of a job that has run for two minutes.
+//! How long one call takes, by how many candidates, ranks and buckets there are: of a job that has run for two minutes.
 
 #![allow(missing_docs)] // the macro's function has none
 
@@ -14,10 +14,10 @@ fn seconds(s: f64) -> Seconds {
 }
 
 /// A job of ResNet50's size that has run for two minutes.
-fn job(ranks: u32, compressors: &[&str]) -> (Snapshot, Timestamp) {
+fn job(ranks: u32, buckets: u32, compressors: &[&str]) -> (Snapshot, Timestamp) {
     let mut s = Snapshot::new(JobId::new("bench").expect("a name"), ranks, 25_560_000);
     s.compute = Some(seconds(0.05));
-    s.buckets = vec![2_556_000; 10];
+    s.buckets = vec![s.gradient_values / u64::from(buckets); buckets as usize];
     s.config.selections = vec![Selection::Star];
     s.config.trial_budget_s = Seconds::ZERO;
     for text in compressors {
@@ -66,10 +66,13 @@ fn decisions(c: &mut Criterion) {
     let few = ["topk", "lwtopk"];
     let many =
         ["topk", "lwtopk", "mstopk", "fp16", "powersgd(rank=1)", "powersgd(rank=4)", "qsgd(s=7,norm=max)", "eightbit"];
-    for (ranks, compressors) in [(8, &few[..]), (8, &many[..]), (32, &many[..])] {
-        let (s, now) = job(ranks, compressors);
+    // Of one bucket there is nothing to search.
+    for (ranks, buckets, compressors) in
+        [(8, 1, &few[..]), (8, 1, &many[..]), (8, 10, &few[..]), (8, 10, &many[..]), (32, 10, &many[..])]
+    {
+        let (s, now) = job(ranks, buckets, compressors);
         let candidates = s.space().strategies().len();
-        c.bench_function(&format!("{candidates} candidates, {ranks} ranks"), |b| {
+        c.bench_function(&format!("{candidates} candidates, {ranks} ranks, {buckets} buckets"), |b| {
             b.iter(|| decide(black_box(&s), now, &mut ChaCha8Rng::seed_from_u64(1)));
         });
     }

@@ -123,19 +123,19 @@ impl Beliefs {
     /// What trials found, and what the newest steps took and kept.
     fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, stayed_s: f64) {
         let Some(problem) = self.problem(s) else { return };
-        let evaluator = Evaluator::new(&problem);
-        self.observe_trials(s, &evaluator);
+        let mut known = Known::over(&problem);
+        self.observe_trials(s, &mut known);
         let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
         let Some(m) = s.measured_now().filter(is_new).copied() else { return };
         self.steps = Some(m);
         let shape = shape(s);
-        let Some((of, by_group)) = distinct(&[s.plan()], &shape, &evaluator) else { return };
+        let Some((of, by_group)) = distinct(&[s.plan()], &shape, &mut known) else { return };
         let by_group = &by_group[0];
         let few = (1.0 + 4.0 / m.steps as f64).sqrt();
         let values = weights(shape.shares(), by_group, of.len());
         // What each takes of a whole gradient where all of them are off the table by the same factor.
         let times = table(s);
-        let tables: Vec<f64> = of.iter().map(|e| table_s(s, &times, &e.strategy)).collect();
+        let tables: Vec<f64> = of.iter().map(|e| table_s(s, &times, kind(e))).collect();
         let all_s: f64 = tables.iter().zip(&values).map(|(table_s, share)| table_s * share).sum();
         let factor = if all_s > 0.0 { m.t_comp.get() / all_s } else { 0.0 };
         let compress_s: Vec<f64> = match of.len() {
@@ -152,7 +152,7 @@ impl Beliefs {
         let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
         for (i, e) in compressed() {
             let noise = STEP_NOISE * few * compressed().count() as f64;
-            self.compress.observe((e.strategy.selector(), e.strategy.cr()), seen.compress_s[i], tables[i], noise);
+            self.compress.observe(kind(e), seen.compress_s[i], tables[i], noise);
         }
     }
 
@@ -177,24 +177,21 @@ impl Beliefs {
         let kept = ((m.gain.get() - known) / share).clamp(1e-3, 0.999);
         let noise = m.gain_spread.max(0.03) * few;
         if let [(e, _)] = compressed[..] {
-            let of = (e.strategy.selector(), e.strategy.cr());
             // All noise is that of what is not known.
             let noise = noise * m.gain.get() / (share * kept).max(1e-6);
-            return self.gains.observe(of, assumed(e.gain.get(), s.ranks), kept, steps, noise);
+            return self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), kept, steps, noise);
         }
-        let expected = |gains: &mut Gains, e: &Evaluated| {
-            gains.expected((e.strategy.selector(), e.strategy.cr()), assumed(e.gain.get(), s.ranks))
-        };
-        let all: f64 = compressed.iter().map(|(e, weight)| weight / share * expected(&mut self.gains, e)).sum();
-        for (e, _) in &compressed {
-            let gain = (expected(&mut self.gains, e) * kept / all.max(1e-9)).min(0.999);
-            let of = (e.strategy.selector(), e.strategy.cr());
+        let expected = |(e, _): &(&Evaluated, f64)| self.gains.expected(kind(e), assumed(e.gain.get(), s.ranks));
+        let expected: Vec<f64> = compressed.iter().map(expected).collect();
+        let all: f64 = compressed.iter().zip(&expected).map(|((_, weight), gain)| weight / share * gain).sum();
+        for ((e, _), expected) in compressed.iter().zip(expected) {
+            let gain = (expected * kept / all.max(1e-9)).min(0.999);
             let noise = noise * compressed.len() as f64 / share;
-            self.gains.observe(of, assumed(e.gain.get(), s.ranks), gain, steps, noise);
+            self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), gain, steps, noise);
         }
     }
 
-    fn observe_trials(&mut self, s: &Snapshot, evaluator: &Evaluator<'_>) {
+    fn observe_trials(&mut self, s: &Snapshot, known: &mut Known<'_>) {
         let (size, times) = (size(s), table(s));
         for (selector, profile) in &s.profiles.by_selector {
             for point in profile.points() {
@@ -207,7 +204,7 @@ impl Beliefs {
                 self.tried.push(found);
                 let Some(strategy) = any_of(of) else { continue };
                 let filled = if s.profiles.long_run { SHADOW_STEPS } else { TRIAL_STEPS };
-                let fixed = evaluator.evaluate(&strategy).map_or(0.5, |e| e.gain.get());
+                let fixed = known.evaluated(&strategy).map_or(0.5, |e| e.gain.get());
                 let assumed = assumed(fixed, s.ranks);
                 self.gains.observe(of, assumed, point.gain.get(), filled, TRIAL_GAIN_NOISE);
                 self.compress.observe(of, point.t_comp_s, times.t_comp(*selector, point.cr, size), TRIAL_TIME_NOISE);
@@ -250,69 +247,85 @@ impl Beliefs {
         Some(s.problem(&matrix.ok()?, BTreeMap::new()))
     }
 
+    /// Prices plans that the job could run: these, and of plans by bucket those that a search finds worth it. One whose time leaves the
+    /// range of a duration is left out.
+    pub(crate) fn price(&mut self, s: &Snapshot, mut plans: Vec<Plan>, rng: &mut (impl RngCore + ?Sized)) -> Vec<Priced> {
+        let Some(problem) = self.problem(s) else { return Vec::new() };
+        let mut known = Known::over(&problem);
+        let found = self.search(s, &mut known, rng);
+        let new: Vec<Plan> = found.into_iter().filter(|plan| !plans.contains(plan)).collect();
+        plans.extend(new);
+        self.sample(s, &mut known, plans)
+    }
+
     /// Plans by bucket that are worth pricing, by what is expected; none where the gradient is one bucket or nothing can be compressed.
-    pub(crate) fn search(&mut self, s: &Snapshot, rng: &mut (impl RngCore + ?Sized)) -> Vec<Plan> {
+    fn search(&mut self, s: &Snapshot, known: &mut Known<'_>, rng: &mut (impl RngCore + ?Sized)) -> Vec<Plan> {
         let shape = shape(s);
         if s.ranks < 2 || shape.shares().len() < 2 {
             return Vec::new();
         }
-        let Some(problem) = self.problem(s) else { return Vec::new() };
-        let evaluator = Evaluator::new(&problem);
         let options = plans::options(s);
-        let of: Vec<Evaluated> = options.iter().filter_map(|x| evaluator.evaluate(x).ok()).collect();
-        if of.iter().all(|e| e.strategy.is_dense()) {
+        if options.iter().all(Strategy::is_dense) {
             return Vec::new();
         }
+        let of: Vec<Evaluated> = options.iter().filter_map(|x| known.evaluated(x)).collect();
         let law = s.config.policy.time_to_quality().delay();
         let paths = paths(&of, self.exchange.common());
-        let (costs, backward) = self.exchange.expected(&paths);
+        let (costs, backward_s) = self.exchange.expected(&paths, &shape);
         let times = table(s);
         let expected = |(e, mut cost): (&Evaluated, Cost)| {
-            let (selector, cr) = (e.strategy.selector(), e.strategy.cr());
-            cost.compress_s = table_s(s, &times, &e.strategy) * self.compress.expected((selector, cr));
+            let of = kind(e);
+            cost.compress_s = table_s(s, &times, of) * self.compress.expected(of);
             let quality = match is_known(&e.strategy) {
                 true => e.quality(),
-                false => quality(s, e, self.gains.expected((selector, cr), assumed(e.gain.get(), s.ranks))),
+                false => quality(s, e)(self.gains.expected(of, assumed(e.gain.get(), s.ranks))),
             };
-            Expected { cost, lost: quality.inverse_gain().ln(), steps: quality.steps(law).ln() }
+            Expected { cost, lost: quality.log_inverse_gain(), steps: quality.log_steps(law) }
         };
         let expected: Vec<Expected> = of.iter().zip(costs).map(expected).collect();
-        let groups = Groups { shape: &shape, backward_s: backward * shape.compute_s, options: &expected };
+        let groups = Groups { shape: &shape, backward_s, options: &expected };
         let found = groups.found(rng.next_u64(), &s.policy);
         found.iter().filter_map(|choice| shape.plan(choice.iter().map(|i| &of[*i].strategy))).collect()
     }
 
-    /// The plans with samples of their price; one whose time leaves the range of a duration is left out.
-    pub(crate) fn price(&mut self, s: &Snapshot, plans: &[Plan]) -> Vec<Priced> {
-        let Some(problem) = self.problem(s) else { return Vec::new() };
-        let (evaluator, shape) = (Evaluator::new(&problem), shape(s));
-        let can = |plan: &&Plan| plan.strategies().iter().all(|x| evaluator.evaluate(x).is_ok());
-        let plans: Vec<&Plan> = plans.iter().filter(can).collect();
-        let Some((of, by_group)) = distinct(&plans, &shape, &evaluator) else { return Vec::new() };
-        let compressors: Vec<_> = of.iter().map(|e| (e.strategy.selector(), e.strategy.cr())).collect();
+    /// The plans with samples of their price.
+    fn sample(&mut self, s: &Snapshot, known: &mut Known<'_>, mut plans: Vec<Plan>) -> Vec<Priced> {
+        let shape = shape(s);
+        plans.retain(|plan| plan.strategies().iter().all(|x| known.evaluated(x).is_some()));
+        let each: Vec<&Plan> = plans.iter().collect();
+        let Some((of, by_group)) = distinct(&each, &shape, known) else { return Vec::new() };
+        let (kinds, kind_of) = kinds(&of);
         let draws = Draws::shared();
-        let mut comp = self.compress.sampled(&compressors, draws, 0);
+        let mut comp = self.compress.sampled(&kinds, draws, 0);
         let times = table(s);
-        for (samples, e) in comp.iter_mut().zip(&of) {
-            let table_s = table_s(s, &times, &e.strategy);
+        for (samples, kind) in comp.iter_mut().zip(&kinds) {
+            let table_s = table_s(s, &times, *kind);
             samples.iter_mut().for_each(|factor| *factor *= table_s);
         }
-        let from = self.compress.rows(of.len());
+        let from = self.compress.rows(kinds.len());
         let paths = paths(&of, self.exchange.common());
         let waits_s = self.steps.filter(|m| m.version == s.version()).map(|m| m.t_sync.get());
-        let in_force = plans.iter().position(|plan| *plan == s.plan()).zip(waits_s);
-        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &comp), in_force, (draws, from));
+        let in_force = plans.iter().position(|plan| plan == s.plan()).zip(waits_s);
+        let compress_s: Vec<&[f64]> = kind_of.iter().map(|kind| comp[*kind].as_slice()).collect();
+        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &compress_s), in_force, (draws, from));
         let from = from + self.exchange.rows(of.len());
-        let each: Vec<_> = of.iter().zip(&compressors).map(|(e, of)| (*of, assumed(e.gain.get(), s.ranks))).collect();
+        let any = |kind: usize| &of[kind_of.iter().position(|of| *of == kind).unwrap_or_default()];
+        let of_kinds: Vec<Evaluated> = (0..kinds.len()).map(|kind| any(kind).clone()).collect();
+        let each: Vec<_> =
+            kinds.iter().zip(&of_kinds).map(|(kind, e)| (*kind, assumed(e.gain.get(), s.ranks))).collect();
         let gains = self.gains.sampled(&each, draws, from);
         self.round();
-        let strategies = Sampled::new(s, of, comp, gains);
-        let each = plans.into_iter().zip(by_group).zip(sync);
+        let sampled = Sampled::new(s, of_kinds, comp, gains);
+        let each = plans.iter().zip(by_group).zip(sync);
         each.filter_map(|((plan, by_group), sync)| {
-            let count = strategies.of.len();
-            let values = weights(shape.shares(), &by_group, count);
-            let energies = weights(shape.energies(), &by_group, count);
-            strategies.priced(s, plan, (&values, &energies), &sync)
+            // Of a plan by bucket the last one's.
+            let last = of.iter().find(|e| e.strategy == *plan.last())?;
+            let by_kind: Vec<usize> = by_group.iter().map(|i| kind_of[*i]).collect();
+            let values = weights(shape.shares(), &by_kind, kinds.len());
+            let energies = weights(shape.energies(), &by_kind, kinds.len());
+            let shares = weights(shape.shares(), &by_group, of.len());
+            let model_s = of.iter().zip(shares).map(|(e, share)| share * e.t_sync.get()).sum();
+            Some(sampled.priced(s, (plan, last), (&values, &energies), (&sync, model_s)))
         })
         .collect()
     }
@@ -330,49 +343,94 @@ impl Beliefs {
     }
 }
 
-/// Samples of strategies.
+/// Strategies over links as they are believed, each evaluated once.
+struct Known<'a> {
+    evaluator: Evaluator<'a>,
+    of: Vec<Evaluated>,
+}
+
+impl<'a> Known<'a> {
+    fn over(problem: &'a Problem) -> Self {
+        Self { evaluator: Evaluator::new(problem), of: Vec::new() }
+    }
+
+    /// None where it has no evaluation.
+    fn evaluated(&mut self, strategy: &Strategy) -> Option<Evaluated> {
+        if let Some(known) = self.of.iter().find(|e| e.strategy == *strategy) {
+            return Some(known.clone());
+        }
+        let new = self.evaluator.evaluate(strategy).ok()?;
+        self.of.push(new.clone());
+        Some(new)
+    }
+}
+
+/// What compressing costs and keeps depends on: the collectives that carry the messages make no difference.
+type Kind = (Selector, CompressionRatio);
+
+fn kind(of: &Evaluated) -> Kind {
+    (of.strategy.selector(), of.strategy.cr())
+}
+
+/// The kinds of some strategies, each once, and which of them each strategy is.
+fn kinds(of: &[Evaluated]) -> (Vec<Kind>, Vec<usize>) {
+    let mut kinds: Vec<Kind> = Vec::new();
+    let mut place = |e: &Evaluated| {
+        let known = kinds.iter().position(|known| *known == kind(e));
+        if known.is_none() {
+            kinds.push(kind(e));
+        }
+        known.unwrap_or(kinds.len() - 1)
+    };
+    let kind_of = of.iter().map(&mut place).collect();
+    (kinds, kind_of)
+}
+
+/// Samples of kinds of strategies.
 struct Sampled {
+    /// One of each.
     of: Vec<Evaluated>,
     /// Seconds of compressing a whole gradient.
     comp: Vec<Vec<f64>>,
     gains: Vec<Vec<f64>>,
-    /// Logarithm of 1/gain, as policies see it.
-    lost: Vec<Vec<f64>>,
     /// Logarithm of the steps that make the progress of a dense one.
     steps: Vec<Vec<f64>>,
 }
 
 impl Sampled {
-    fn new(s: &Snapshot, of: Vec<Evaluated>, comp: Vec<Vec<f64>>, gains: Vec<Vec<f64>>) -> Self {
+    fn new(s: &Snapshot, of: Vec<Evaluated>, comp: Vec<Vec<f64>>, mut gains: Vec<Vec<f64>>) -> Self {
         let law = s.config.policy.time_to_quality().delay();
-        let steps = |(e, gains): (&Evaluated, &Vec<f64>)| -> Vec<f64> {
+        let steps = |(e, gains): (&Evaluated, &mut Vec<f64>)| -> Vec<f64> {
             if is_known(&e.strategy) {
-                return vec![e.quality().steps(law).ln(); DRAWS];
+                gains.fill(e.gain.get());
+                return vec![e.quality().log_steps(law); DRAWS];
             }
-            // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not noise: a
-            // residual that another compressor has left, above all.
-            let missing = |gain: f64| match e.strategy.spec().rank() {
-                Some(_) => law.steps((e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln()).ln(),
-                None => 0.0,
+            let quality = quality(s, e);
+            let by_factors = e.strategy.spec().rank().is_some();
+            let steps = |gain: &f64| {
+                let steps = quality(*gain).log_steps(law);
+                // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not
+                // noise: a residual that another compressor has left, above all.
+                match by_factors {
+                    true => steps + law.log_steps((e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln()),
+                    false => steps,
+                }
             };
-            gains.iter().map(|gain| quality(s, e, *gain).steps(law).ln() + missing(*gain)).collect()
+            gains.iter().map(steps).collect()
         };
-        let steps = of.iter().zip(&gains).map(steps).collect();
-        let known = |(e, gains): (&Evaluated, Vec<f64>)| match is_known(&e.strategy) {
-            true => vec![e.gain.get(); DRAWS],
-            false => gains,
-        };
-        let gains: Vec<Vec<f64>> = of.iter().zip(gains).map(known).collect();
-        let lost = |(e, gains): (&Evaluated, &Vec<f64>)| -> Vec<f64> {
-            let of = |gain: &f64| if is_known(&e.strategy) { e.quality() } else { quality(s, e, *gain) };
-            gains.iter().map(|gain| of(gain).inverse_gain().ln()).collect()
-        };
-        let lost = of.iter().zip(&gains).map(lost).collect();
-        Self { of, comp, gains, lost, steps }
+        let steps = of.iter().zip(&mut gains).map(steps).collect();
+        Self { of, comp, gains, steps }
     }
 
-    /// A plan of these strategies, by their shares of the gradient's values and of its energy, whose steps wait for so long.
-    fn priced(&self, s: &Snapshot, plan: &Plan, (values, energies): (&[f64], &[f64]), sync: &[f64]) -> Option<Priced> {
+    /// A plan, of which `last` is the last bucket's strategy, by the kinds' shares of the gradient's values and of its energy, whose
+    /// steps wait for so long: in samples, and by the cost model.
+    fn priced(
+        &self,
+        s: &Snapshot,
+        (plan, last): (&Plan, &Evaluated),
+        (values, energies): (&[f64], &[f64]),
+        (sync, model_s): (&[f64], f64),
+    ) -> Priced {
         let compute = s.compute.unwrap_or(Seconds::ZERO);
         let mixed = |samples: &[Vec<f64>], weights: &[f64]| -> Vec<f64> {
             let mut all = vec![0.0; DRAWS];
@@ -383,18 +441,15 @@ impl Sampled {
         };
         let (comp, gains, steps) =
             (mixed(&self.comp, values), mixed(&self.gains, energies), mixed(&self.steps, energies));
-        let lost = if plan.alike().is_some() { Vec::new() } else { mixed(&self.lost, energies) };
         let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
-        // Of a plan by bucket the last one's.
-        let model = self.of.iter().find(|e| e.strategy == *plan.last())?;
+        let quality = quality(s, last);
         let at = |comp: f64, sync: f64, gain: f64| {
             let t_step = seconds(compute.get() + comp + sync);
-            let what = Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, ..model.clone() };
+            let what = Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, ..last.clone() };
             match plan.alike() {
-                _ if plan.is_dense() => what,
                 Some(strategy) if is_known(strategy) => what,
                 Some(_) => {
-                    let Quality { gain, variance, .. } = quality(s, model, gain);
+                    let Quality { gain, variance, .. } = quality(gain);
                     Evaluated { gain, variance, ..what }
                 }
                 None => {
@@ -405,24 +460,36 @@ impl Sampled {
         // Times that are hardly known are log-normal, and their mean is that of the tail.
         let what = at(median(&comp), median(sync), median(&gains));
         // A bucket that keeps next to nothing is not made up for by those that keep all: policies judge by the mean in logarithms.
-        let judged = |what: Evaluated, lost: f64| match plan.alike() {
+        let judged = |what: Evaluated, gain: &dyn Fn(&[f64]) -> f64| match plan.alike() {
             Some(_) => what,
-            None => Evaluated { gain: what.quality().least(-lost), ..what },
+            None => Evaluated { gain: what.quality().least(-self.lost(s, energies, gain)), ..what },
         };
-        let score_of = |what: Evaluated, lost: f64| s.config.policy.policy().score(&judged(what, lost), compute);
-        let lost_now = if lost.is_empty() { 0.0 } else { median(&lost) };
-        let effective_gain = judged(what.clone(), lost_now).quality().effective_gain();
-        let limits = plan.is_dense() || s.policy.admits(effective_gain, [what.t_comp.get(), what.t_step.get()]);
-        let admitted = limits && score_of(what.clone(), lost_now).is_some_and(f64::is_finite);
+        let expected = judged(what.clone(), &|gains| median(gains));
+        let limits = plan.is_dense()
+            || s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);
+        let policy = s.config.policy.policy();
+        let admitted = limits && policy.score(&expected, compute).is_some_and(f64::is_finite);
         let score = |k: usize| match &s.config.policy {
             // By far the most calls.
             PolicyConfig::TimeToQuality(_) => (compute.get() + comp[k] + sync[k]) * steps[k].exp(),
-            _ => score_of(at(comp[k], sync[k], gains[k]), lost.get(k).copied().unwrap_or(0.0)).unwrap_or(f64::INFINITY),
+            _ => {
+                let what = judged(at(comp[k], sync[k], gains[k]), &|gains| gains[k]);
+                policy.score(&what, compute).unwrap_or(f64::INFINITY)
+            }
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
         let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        let model_sync = self.of.iter().zip(values).map(|(e, share)| share * e.t_sync.get()).sum();
-        Some(Priced { plan: plan.clone(), model_sync: seconds(model_sync), mean, scores, what })
+        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what }
+    }
+
+    /// Logarithm of 1/gain as policies see it, over kinds of these shares of the energy; `gain` takes one of a kind's samples.
+    fn lost(&self, s: &Snapshot, energies: &[f64], gain: &dyn Fn(&[f64]) -> f64) -> f64 {
+        let of = |e: &Evaluated, gains: &[f64]| match is_known(&e.strategy) {
+            true => e.quality().log_inverse_gain(),
+            false => quality(s, e)(gain(gains)).log_inverse_gain(),
+        };
+        let kinds = self.of.iter().zip(&self.gains).zip(energies).filter(|(_, weight)| **weight > 0.0);
+        kinds.map(|((e, gains), weight)| weight * of(e, gains)).sum()
     }
 }
 
@@ -431,22 +498,24 @@ fn is_known(strategy: &Strategy) -> bool {
     strategy.is_dense() || known_gain(strategy.family()).is_some()
 }
 
-fn quality(s: &Snapshot, of: &Evaluated, gain: f64) -> Quality {
-    Quality::of(&of.strategy, Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL), s.ranks as usize)
+/// What a strategy leaves of the gradient, by its gain.
+fn quality(s: &Snapshot, of: &Evaluated) -> impl Fn(f64) -> Quality {
+    let by_gain = Quality::by_gain(&of.strategy, s.ranks as usize);
+    move |gain| by_gain(Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL))
 }
 
 /// The strategies of some plans, each once, and which of them each group of buckets has by plan; none where one has no evaluation.
-fn distinct(plans: &[&Plan], shape: &Shape, evaluator: &Evaluator<'_>) -> Option<(Vec<Evaluated>, Vec<Vec<usize>>)> {
+fn distinct(plans: &[&Plan], shape: &Shape, known: &mut Known<'_>) -> Option<(Vec<Evaluated>, Vec<Vec<usize>>)> {
     let mut of: Vec<Evaluated> = Vec::new();
     let mut by_plan = Vec::with_capacity(plans.len());
     for plan in plans {
         let mut by_group = Vec::new();
         for strategy in shape.by_group(plan) {
-            let known = of.iter().position(|e| e.strategy == *strategy);
-            if known.is_none() {
-                of.push(evaluator.evaluate(strategy).ok()?);
+            let place = of.iter().position(|e| e.strategy == *strategy);
+            if place.is_none() {
+                of.push(known.evaluated(strategy)?);
             }
-            by_group.push(known.unwrap_or(of.len() - 1));
+            by_group.push(place.unwrap_or(of.len() - 1));
         }
         by_plan.push(by_group);
     }
@@ -468,8 +537,8 @@ fn paths(of: &[Evaluated], common: f64) -> Vec<(Strategy, CriticalPath)> {
 }
 
 /// What the table says of compressing a whole gradient, seconds.
-fn table_s(s: &Snapshot, times: &Times, strategy: &Strategy) -> f64 {
-    if strategy.is_dense() { 0.0 } else { times.t_comp(strategy.selector(), strategy.cr(), size(s)) }
+fn table_s(s: &Snapshot, times: &Times, (selector, cr): Kind) -> f64 {
+    times.t_comp(selector, cr, size(s))
 }
 
 fn mean(x: &[f64]) -> f64 {

@@ -247,13 +247,12 @@ impl<'a> Call<'a> {
         let mut strategies = self.s.space().strategies();
         strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
         let mut plans: Vec<Plan> = strategies.into_iter().map(Plan::from).collect();
-        plans.extend(self.memory.beliefs.search(self.s, rng));
         for plan in self.pin.map(|pin| &pin.plan).into_iter().chain([self.s.plan()]) {
             if !plans.contains(plan) {
                 plans.push(plan.clone());
             }
         }
-        self.all = self.memory.beliefs.price(self.s, &plans);
+        self.all = self.memory.beliefs.price(self.s, plans, rng);
         if !self.offered() {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);

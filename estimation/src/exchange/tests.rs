@@ -63,7 +63,7 @@ fn mean(samples: &[f64]) -> f64 {
 fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
     let path = path(exchange, share);
     exchange
-        .sampled(&[(of, path)], &[vec![0]], (&shape(), &[vec![0.0; DRAWS]]), in_force, (Draws::shared(), 0))
+        .sampled(&[(of, path)], &[vec![0]], (&shape(), &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0))
         .remove(0)
 }
 
@@ -139,7 +139,7 @@ fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known(
     assert!(of_dense.iter().all(|seconds| (seconds / 3.2 - 1.0).abs() < 0.01));
     let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
     let both = [(dense(), paths[0]), (sparse(), paths[1])];
-    let none = [vec![0.0; DRAWS], vec![0.0; DRAWS]];
+    let none = [&[0.0; DRAWS][..]; 2];
     let all = exchange.sampled(&both, &[vec![0], vec![1]], (&shape(), &none), Some((0, 3.2)), (Draws::shared(), 0));
     let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
     assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
