@@ -132,7 +132,8 @@ impl Shape {
         let (mut ready, mut end) = ([0.0; DRAWS], [0.0; DRAWS]);
         for (at, group) in self.groups.iter().enumerate() {
             let costs = of(at);
-            let (each_s, all_s, compress_s) = (&costs.each_s[..DRAWS], &costs.all_s[..DRAWS], &costs.compress_s[..DRAWS]);
+            let (each_s, all_s, compress_s) =
+                (&costs.each_s[..DRAWS], &costs.all_s[..DRAWS], &costs.compress_s[..DRAWS]);
             for (k, backward_s) in backward_s[..DRAWS].iter().enumerate() {
                 let cost = Cost { each_s: each_s[k], all_s: all_s[k], compress_s: compress_s[k] };
                 group.exchange((&mut ready[k], &mut end[k]), *backward_s, cost);

@@ -249,7 +249,12 @@ impl Beliefs {
 
     /// Prices plans that the job could run: these, and of plans by bucket those that a search finds worth it. One whose time leaves the
     /// range of a duration is left out.
-    pub(crate) fn price(&mut self, s: &Snapshot, mut plans: Vec<Plan>, rng: &mut (impl RngCore + ?Sized)) -> Vec<Priced> {
+    pub(crate) fn price(
+        &mut self,
+        s: &Snapshot,
+        mut plans: Vec<Plan>,
+        rng: &mut (impl RngCore + ?Sized),
+    ) -> Vec<Priced> {
         let Some(problem) = self.problem(s) else { return Vec::new() };
         let mut known = Known::over(&problem);
         let found = self.search(s, &mut known, rng);

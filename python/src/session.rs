@@ -417,6 +417,10 @@ impl Session {
 
     /// Shows a bucket's gradient to the shadows.
     pub fn observe(&mut self, bucket: usize, gradient: &[f32]) -> Result<(), Failure> {
+        if !self.control.is_sampled() && !self.watches() {
+            return Ok(());
+        }
+        let began = self.clock.elapsed();
         if self.control.is_sampled() {
             self.leader_shadows.observe(lock(&self.store.bucket(bucket)?).params(), gradient);
         }
@@ -426,6 +430,7 @@ impl Session {
                 tracing::warn!(%error, "the shadow trial is dropped");
             }
         }
+        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
         Ok(())
     }
 

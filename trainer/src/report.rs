@@ -97,6 +97,11 @@ impl Reporter {
         self.telemetry.forget_trial();
     }
 
+    /// See [`Telemetry::shadows_took`].
+    pub fn shadows_took(&mut self, took: Duration) {
+        self.telemetry.shadows_took(took);
+    }
+
     /// See [`Telemetry::shadows`].
     pub fn shadows(&mut self, energies: &[(Strategy, Energy)]) {
         let message = self.telemetry.shadows(energies);
@@ -219,7 +224,8 @@ mod tests {
             };
             let job = JobId::new("j").unwrap();
             let outcomes = vec![outcome];
-            reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0 });
+            reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0, shadow_us: None });
+            [1, 2].into_iter().for_each(|ms| reporter.shadows_took(Duration::from_millis(ms)));
             reporter.shadows(&[kept(ran, 2.0), kept(only, 0.0)]);
             reporter.shadows(&[kept(only, 4.0)]);
             reporter.shadows(&[kept(ran, 1.6)]);

@@ -88,12 +88,19 @@ impl Telemetry {
     /// the agent would drop, the beginning is sent.
     pub fn trial_refused(&mut self, id: u64, why: &str) -> FromTrainer {
         let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.chars().take(MAX_TEXT).collect()));
-        self.trial(TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0 })
+        self.trial(TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0, shadow_us: None })
     }
 
     /// The shadows that begin are not those of the newest trial's candidates.
     pub fn forget_trial(&mut self) {
         self.trial = None;
+    }
+
+    /// The newest trial's shadows took so long in a step.
+    pub fn shadows_took(&mut self, took: Duration) {
+        if let Some(report) = &mut self.trial {
+            *report.shadow_us.get_or_insert_default() += took.as_secs_f64() * 1e6;
+        }
     }
 
     /// The newest trial's report again, with what its shadows show by now: of candidates that ran, and of those that only had a

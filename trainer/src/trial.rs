@@ -80,6 +80,7 @@ impl Trial {
             outcomes: outcomes.collect(),
             aborted: aborted.map(|cause| cause.as_str().to_owned()),
             cost_us: now.saturating_sub(self.started).as_secs_f64() * 1e6,
+            shadow_us: None,
         }
     }
 }

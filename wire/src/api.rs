@@ -328,6 +328,24 @@ pub struct TrialView {
     pub aborted: Option<String>,
 }
 
+/// One entry of `GET /api/v1/jobs/{id}/experiments`: what all experiments of one kind took since the run began.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExperimentView {
+    /// `throughput-test` (between two nodes of the job, whichever job asked for it), `live-trial` or `shadow-trial`.
+    pub kind: String,
+    /// How many.
+    pub count: u64,
+    /// Seconds: of tests those that they lasted, while training went on; of live trials those in which nothing was trained; of shadow
+    /// trials those by which rank 0's steps were longer.
+    pub seconds: f64,
+    /// The same as a share of the run.
+    pub share: f64,
+    /// Bytes that tests sent, both directions together.
+    pub bytes: u64,
+    /// Processor time of tests, seconds, at the end that began them.
+    pub cpu_s: f64,
+}
+
 /// `PUT /api/v1/scenario`: what every shaping agent's link should look like now (lab only).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -206,6 +206,8 @@ fn throughput(r: &ThroughputReport) -> Checked {
     integer("out_bytes", r.out_bytes.unwrap_or_default())?;
     bandwidth("out_bps", r.out_bps)?;
     bandwidth("back_bps", r.back_bps)?;
+    duration("took_us", r.took_us.unwrap_or_default())?;
+    duration("cpu_us", r.cpu_us.unwrap_or_default())?;
     text("error", r.error.as_deref())
 }
 
@@ -253,6 +255,7 @@ fn applied(r: &AppliedReport) -> Checked {
 fn trial(r: &TrialReport) -> Checked {
     integer("id", r.id)?;
     within("cost_us", r.cost_us, 0.0..=MAX_TRIAL_US)?;
+    duration("shadow_us", r.shadow_us.unwrap_or_default())?;
     text("aborted", r.aborted.as_deref())?;
     if r.outcomes.len() > MAX_CANDIDATES {
         return bad(format!("{} outcomes of a trial, at most {MAX_CANDIDATES}", r.outcomes.len()));
@@ -444,7 +447,15 @@ mod tests {
             let trial = |outcome| {
                 let job = JobId::new("j").unwrap();
                 let outcomes = vec![outcome];
-                ReportBody::Trial(TrialReport { job, rank: 0, id: 1, outcomes, aborted: None, cost_us: 0.0 })
+                ReportBody::Trial(TrialReport {
+                    job,
+                    rank: 0,
+                    id: 1,
+                    outcomes,
+                    aborted: None,
+                    cost_us: 0.0,
+                    shadow_us: None,
+                })
             };
             let step = StepRecord { energy: Some(energy), ..record() };
             [steps(vec![step]), trial(live), trial(outcome)].map(|body| body.check())

@@ -206,6 +206,12 @@ pub struct ThroughputReport {
     /// The part of them from this node to the peer, when known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_bytes: Option<u64>,
+    /// How long it took; absent from older agents and where it did not begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_us: Option<f64>,
+    /// Processor time that it took here; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_us: Option<f64>,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -339,6 +345,10 @@ pub struct TrialReport {
     pub aborted: Option<String>,
     /// Snapshot, iterations and restore together.
     pub cost_us: f64,
+    /// What steps were longer by for its shadows, on the rank's processors: work on a GPU is not in it. Absent from older trainers and
+    /// until shadows have told something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow_us: Option<f64>,
 }
 
 /// Averages over a candidate's iterations.

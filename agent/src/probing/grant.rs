@@ -36,6 +36,15 @@ impl Failed {
     }
 }
 
+/// What a test took at this end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Took {
+    /// From its beginning to its end.
+    pub wall: Duration,
+    /// Of a processor.
+    pub cpu: Duration,
+}
+
 /// Whether and how a grant is used that was received so long ago. `now_s` is the account's.
 pub fn prepare(
     grant: &ThroughputGrant,
@@ -71,9 +80,15 @@ pub fn settle(report: &ThroughputReport, held: Held, links: &mut Links, account:
 }
 
 /// What the controller gets.
-pub fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed>) -> ThroughputReport {
+pub fn report(
+    grant: &ThroughputGrant,
+    outcome: &Result<ThroughputResult, Failed>,
+    took: Option<Took>,
+) -> ThroughputReport {
     let believable = |bps: Option<f64>| bps.filter(|bps| bps.is_finite() && *bps > 0.0);
     let (grant, peer) = (grant.id, grant.peer.clone());
+    let us = |of: fn(Took) -> Duration| took.map(|took| of(took).as_secs_f64() * 1e6);
+    let (took_us, cpu_us) = (us(|took| took.wall), us(|took| took.cpu));
     match outcome {
         Ok(result) => ThroughputReport {
             grant,
@@ -84,6 +99,8 @@ pub fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed
             back_is_lower_bound: result.back.is_some_and(|way| way.is_lower_bound()),
             bytes: result.bytes(),
             out_bytes: Some(result.out.map_or(0, |way| way.sent_bytes)),
+            took_us,
+            cpu_us,
             error: None,
         },
         Err(failed) => ThroughputReport {
@@ -95,6 +112,8 @@ pub fn report(grant: &ThroughputGrant, outcome: &Result<ThroughputResult, Failed
             back_is_lower_bound: false,
             bytes: failed.bytes,
             out_bytes: None,
+            took_us,
+            cpu_us,
             error: Some(failed.why.clone()),
         },
     }

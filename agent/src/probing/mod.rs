@@ -19,8 +19,9 @@ use flexcomm_probes::edge::{
 use flexcomm_probes::throughput::{Plan, ThroughputResult};
 use flexcomm_probes::trace::TracePlan;
 use flexcomm_wire::{EchoPeer, PathReport, ProbePlan, ReportBody, ThroughputGrant, ThroughputReport};
-use grant::{Failed, Prepared};
+use grant::{Failed, Prepared, Took};
 use links::{Links, echo_addr};
+use nix::time::{ClockId, clock_gettime};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -248,6 +249,11 @@ struct Tests {
     quit: Arc<AtomicBool>,
 }
 
+/// Processor time of this thread; none where the system does not tell.
+fn thread_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 /// Without a connection that knows the token nothing was sent; else anything may have been.
 fn failed(error: MeasureError, budget_bytes: u64) -> Failed {
     let none = matches!(error, MeasureError::Connect { .. } | MeasureError::Refused(_) | MeasureError::Impostor);
@@ -260,15 +266,15 @@ impl Tests {
             let report = match self.prepare(received, &grant) {
                 Ok(Prepared { peer, plan, held }) => {
                     self.store().await;
-                    let outcome = self.measure(peer, plan).await;
-                    let report = grant::report(&grant, &outcome);
+                    let (outcome, took) = self.measure(peer, plan).await;
+                    let report = grant::report(&grant, &outcome, took);
                     grant::settle(&report, held, &mut lock(&self.links), &mut self.budget.account, Instant::now());
                     self.store().await;
                     report
                 }
                 Err(failed) => {
                     self.metrics.grants_unused_total.inc();
-                    grant::report(&grant, &Err(failed))
+                    grant::report(&grant, &Err(failed), None)
                 }
             };
             self.finish_test(report);
@@ -281,13 +287,19 @@ impl Tests {
         grant::prepare(grant, received.elapsed(), &lock(&self.links), &mut self.budget.account, now_s)
     }
 
-    async fn measure(&self, peer: EchoPeer, plan: Plan) -> Result<ThroughputResult, Failed> {
+    async fn measure(&self, peer: EchoPeer, plan: Plan) -> (Result<ThroughputResult, Failed>, Option<Took>) {
         lock(&self.links).test_begins(&peer.node, Instant::now());
         let (token, quit) = (self.token.clone(), self.quit.clone());
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
-        let measured = tokio::task::spawn_blocking(move || measure_throughput_until(addr, &token, &plan, &quit)).await;
-        let measured = measured.map_err(|error| Failed { why: error.to_string(), bytes: plan.budget_bytes() })?;
-        measured.map_err(|error| failed(error, plan.budget_bytes()))
+        let measure = move || {
+            let (began, cpu) = (Instant::now(), thread_cpu());
+            let measured = measure_throughput_until(addr, &token, &plan, &quit);
+            (measured, Took { wall: began.elapsed(), cpu: thread_cpu().saturating_sub(cpu) })
+        };
+        match tokio::task::spawn_blocking(measure).await {
+            Ok((measured, took)) => (measured.map_err(|error| failed(error, plan.budget_bytes())), Some(took)),
+            Err(error) => (Err(Failed { why: error.to_string(), bytes: plan.budget_bytes() }), None),
+        }
     }
 
     fn finish_test(&self, report: ThroughputReport) {

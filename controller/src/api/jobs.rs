@@ -7,7 +7,8 @@ use axum::http::request::Parts;
 use flexcomm_domain::{JobId, Strategy};
 use flexcomm_planner::{JobPolicy, TRIAL_ITERATIONS, one_of_each, thinned};
 use flexcomm_wire::api::{
-    DecisionView, HistoryEntry, IntervalView, JobView, PolicySet, PolicyView, RunView, SnapshotEntry, TrialView,
+    DecisionView, ExperimentView, HistoryEntry, IntervalView, JobView, PolicySet, PolicyView, RunView, SnapshotEntry,
+    TrialView,
 };
 use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::de::Error as _;
@@ -139,6 +140,13 @@ pub(super) async fn trials(State(app): Shared, Query(page): Query<Page>, Job(row
     let reports = app.store.trial_reports(&row.job, limit).await?;
     let rows = app.store.trials(&row.job, limit).await?;
     Ok(Json(rows.iter().map(|row| views::trial(row, &reports)).collect()))
+}
+
+/// What a job's experiments took.
+pub(super) async fn experiments(State(app): Shared, Job(row): Job) -> Answer<Vec<ExperimentView>> {
+    let run_s = row.ended.unwrap_or_else(|| app.clock.now()).since(row.created).get();
+    let rows = app.store.experiments(&row.job).await?;
+    Ok(Json(rows.into_iter().map(|row| views::experiment(row, run_s)).collect()))
 }
 
 pub(super) async fn intervals(

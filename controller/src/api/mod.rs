@@ -86,6 +86,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/jobs/{job}/runs", get(jobs::runs))
         .route("/api/v1/jobs/{job}/report", get(jobs::report))
         .route("/api/v1/jobs/{job}/trials", get(jobs::trials))
+        .route("/api/v1/jobs/{job}/experiments", get(jobs::experiments))
         .route("/api/v1/jobs/{job}/intervals", get(jobs::intervals))
         .route(
             "/api/v1/jobs/{job}/progress",

@@ -4,8 +4,8 @@ use flexcomm_domain::{Decision, Timestamp};
 use flexcomm_planner::Measured;
 use flexcomm_wire::TrialOutcome;
 use flexcomm_wire::api::{
-    DecisionView, DoubtView, EndedView, HistoryEntry, JobView, MissingView, NodeView, Recording, RunView,
-    SnapshotEntry, TrialView,
+    DecisionView, DoubtView, EndedView, ExperimentView, HistoryEntry, JobView, MissingView, NodeView, Recording,
+    RunView, SnapshotEntry, TrialView,
 };
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -19,7 +19,8 @@ use crate::missing::Missing;
 use crate::policy;
 use crate::presence::Seen;
 use crate::store::{
-    DecisionRow, End, HistoryRow, JobRow, NodeRow, RankRow, Recorded, RunRow, SnapshotRow, TrialReportRow, TrialRow,
+    DecisionRow, End, ExperimentRow, HistoryRow, JobRow, NodeRow, RankRow, Recorded, RunRow, SnapshotRow,
+    TrialReportRow, TrialRow,
 };
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
@@ -169,6 +170,13 @@ pub(super) fn look(status: &JobStatus) -> Option<SnapshotEntry> {
         recording(env!("CARGO_PKG_VERSION"), seed, report, text)
     });
     Some(entry(snapshot.version().0, recorded.map_err(|error| error.to_string())))
+}
+
+/// What experiments took of a run that has lasted for so long.
+pub(super) fn experiment(row: ExperimentRow, run_s: f64) -> ExperimentView {
+    let share = if run_s > 0.0 { row.seconds / run_s } else { 0.0 };
+    let ExperimentRow { kind, count, seconds, bytes, cpu_s } = row;
+    ExperimentView { kind, count, seconds, share, bytes, cpu_s }
 }
 
 pub(super) fn trial(row: &TrialRow, reports: &[TrialReportRow]) -> TrialView {

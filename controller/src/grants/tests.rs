@@ -509,6 +509,8 @@ fn what_a_test_cost_is_read_from_its_dearer_direction() {
         back_is_lower_bound: false,
         bytes: 10,
         out_bytes,
+        took_us: None,
+        cpu_us: None,
         error: None,
     };
     assert_eq!(Spent::from(&report(Some(99))).ways.map(|w| w.0), [10, 0]);

@@ -215,10 +215,10 @@ async function showJob(job) {
   $("empty").hidden = Boolean(job);
   for (const id of ["job", "history-card"]) $(id).hidden = !job;
   $("trials-head").hidden = !job;
-  if (!job) return $("trials").replaceChildren();
+  if (!job) return ["trials", "experiments"].forEach((id) => $(id).replaceChildren());
   const base = `/api/v1/jobs/${encodeURIComponent(job.job)}`;
-  const parts = ["decision", `intervals?limit=${INTERVALS}`, "trials?limit=5", "report", "progress?limit=1000"];
-  const [decision, intervals, trials, report, progress] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
+  const parts = ["decision", `intervals?limit=${INTERVALS}`, "trials?limit=5", "report", "progress?limit=1000", "experiments"];
+  const [decision, intervals, trials, report, progress, experiments] = await Promise.all(parts.map((p) => get(`${base}/${p}`)));
   const newest = (intervals || []).at(-1);
   showNow(decision, report, newest, job);
   $("now-policy").replaceChildren(...policyWords(job));
@@ -228,6 +228,7 @@ async function showJob(job) {
   showTiles(job, newest);
   showCharts(intervals || [], progress || []);
   showTrials(trials || []);
+  showExperiments(experiments || []);
   const changed = decision && (decision.version !== state.version || decision.applied_at_step !== state.applied);
   if (changed || !decision) showHistory((decision && await get(`${base}/history?limit=${HISTORY}`)) || []);
   if (decision) Object.assign(state, { version: decision.version, applied: decision.applied_at_step });
@@ -349,6 +350,18 @@ function showTrials(trials) {
     el("td", { class: "faint", title: t.aborted || t.outcomes.map((o) => `${strategyWords(o.strategy)} at ${share(partsOf(o.strategy).cr)}: gain ${share(o.gain)}${o.shadow_gain == null ? "" : ` (in the long run ${share(o.shadow_gain)})`}, compression ${micros(o.comp_us)}, collective ${micros(o.sync_us)}`).join("\n") }, t.aborted ? "hover for why" : `${t.outcomes.length} of ${t.candidates.length} ran`));
   const head = el("tr", {}, ...["Trial", "", "Gain", ""].map((t) => el("th", {}, t)));
   $("trials").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...trials.map(row))));
+}
+
+// ---- what experiments took ----
+const EXPERIMENTS = { "throughput-test": "throughput tests", "live-trial": "live trials, in place of steps", "shadow-trial": "shadow trials, in steps" };
+
+function showExperiments(experiments) {
+  const row = (e) => el("tr", {},
+    el("td", {}, EXPERIMENTS[e.kind] || e.kind), el("td", { class: "num" }, `${e.count}`),
+    el("td", { class: "num" }, seconds(e.seconds)), el("td", { class: "num" }, percent(e.share)),
+    el("td", { class: "num" }, e.bytes ? `${count(e.bytes)}B` : ""), el("td", { class: "num" }, e.cpu_s ? seconds(e.cpu_s) : ""));
+  const head = el("tr", {}, el("th", {}, "Experiments"), ...["", "Took", "Of the run", "Sent", "Processor"].map((t) => el("th", { class: "num" }, t)));
+  $("experiments").replaceChildren(...(experiments.length ? [el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...experiments.map(row)))] : []));
 }
 
 // ---- history ----

@@ -218,8 +218,15 @@ pub(super) mod tests {
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 10, budget_ms: 9, why: "to see" };
         store.ask_trial(&run, &trial, Timestamp(6)).await.unwrap().unwrap();
         assert!(store.end_trial(&job(), 1, Some("no time"), Timestamp(7)).await.unwrap());
-        let report =
-            TrialReport { job: job(), rank: 0, id: 1, outcomes: vec![], aborted: Some("no time".into()), cost_us: 1.5 };
+        let report = TrialReport {
+            job: job(),
+            rank: 0,
+            id: 1,
+            outcomes: vec![],
+            aborted: Some("no time".into()),
+            cost_us: 1.5,
+            shadow_us: None,
+        };
         let mut db = store.write.connection().await;
         super::super::trials::put_report(&mut db, &report, Timestamp(8)).await.unwrap();
         let applied = AppliedReport { job: job(), rank: 0, version: 1, digest: decision.digest().0, step: 3 };

@@ -535,6 +535,8 @@ mod tests {
                 back_is_lower_bound: false,
                 bytes: 200_000,
                 out_bytes: Some(100_000),
+                took_us: None,
+                cpu_us: None,
                 error: None,
             })
         };

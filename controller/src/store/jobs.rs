@@ -270,7 +270,8 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
 }
 
 /// Everything of a job's run.
-const FORGET_RUN: [&str; 11] = [
+const FORGET_RUN: [&str; 12] = [
+    "DELETE FROM experiments WHERE job = $1",
     "DELETE FROM progress WHERE job = $1",
     "DELETE FROM open_intervals WHERE job = $1",
     "DELETE FROM steps WHERE job = $1",

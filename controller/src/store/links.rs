@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::read_cache::Tables;
 use super::statement::{Statement, ToValue, row, sql};
-use super::{Result, Store, json};
+use super::{Result, Store, experiments, json};
 
 pub(super) const HISTORY: &str = "SELECT received_us, latency_us, bandwidth_bps FROM link_history
     WHERE src = $1 AND dst = $2 ORDER BY id DESC LIMIT $3";
@@ -212,7 +212,7 @@ pub(super) async fn put_tests(
             put_test(db, way, (bps, is_lower_bound), now).await?;
         }
     }
-    Ok(())
+    experiments::add_test(db, node, r).await
 }
 
 /// Stores the result of an active test of one direction.

@@ -5,6 +5,7 @@
 
 mod checksum;
 mod decisions;
+mod experiments;
 mod ingest;
 mod intervals;
 mod jobs;
@@ -23,6 +24,7 @@ mod trim;
 mod write;
 
 pub use decisions::{DecisionRow, HistoryRow, NewDecision, Recorded, SnapshotRow};
+pub use experiments::ExperimentRow;
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::checksum::{Sealed, intact, sealed};
 use super::statement::sql;
 use super::write::Transaction;
-use super::{JobRow, Result, Store, json, stored};
+use super::{JobRow, Result, Store, experiments, json, stored};
 use crate::limits::{PROFILE_TRIALS, TRIALS};
 
 /// A trial.
@@ -264,7 +264,8 @@ pub(super) async fn put_report(db: &mut SqliteConnection, r: &TrialReport, now: 
         received_us: now,
         seal: None,
     };
-    raw.put(operation).execute(db).await
+    raw.put(operation).execute(&mut *db).await?;
+    experiments::put_trial(db, r).await
 }
 
 /// The newest trial of a job, whichever of its runs asked for it; 0 before the first.

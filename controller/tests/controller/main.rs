@@ -6,6 +6,7 @@ mod common;
 mod connections;
 mod contradicted;
 mod embedded;
+mod experiments;
 mod full_disk;
 mod missing;
 mod modes;

@@ -106,6 +106,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     let mut tried = agent.trial(&trial);
     if let ReportBody::Trial(report) = &mut tried {
         report.aborted = Some("no memory".into());
+        report.shadow_us = Some(2e3);
         report.outcomes.iter_mut().for_each(|o| (o.shadow_gain, o.shadow_energy) = (Some(0.5), Some(1.0)));
     }
     let mut hello = agent.hello();
@@ -126,6 +127,8 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         back_is_lower_bound: true,
         bytes: 10,
         out_bytes: Some(5),
+        took_us: Some(1e4),
+        cpu_us: Some(1e3),
         error: Some("it broke".into()),
     };
     vec![

@@ -70,6 +70,8 @@ async fn the_stream_brings_everything_at_once_and_every_change() {
         back_is_lower_bound: false,
         bytes: grant.budget_bytes,
         out_bytes: None,
+        took_us: None,
+        cpu_us: None,
         error: None,
     });
     let good = Network { latency_us: 100.0, bandwidth_bps: 1e9 };

@@ -62,9 +62,7 @@ fn mean(samples: &[f64]) -> f64 {
 
 fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
     let path = path(exchange, share);
-    exchange
-        .sampled(&[(of, path)], &[vec![0]], (&shape(), &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0))
-        .remove(0)
+    exchange.sampled(&[(of, path)], &[vec![0]], (&shape(), &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0)).remove(0)
 }
 
 #[test]

@@ -259,6 +259,7 @@ impl Job {
     /// After a step's exchange: they begin with the residual that it left, and the next gradient is the first that they see.
     fn observe_shadows(&mut self) {
         let (gradient, bucket) = self.training.exchanged();
+        let began = Instant::now();
         if self.control.is_sampled() {
             self.leader_shadows.observe(bucket.params(), gradient);
         }
@@ -270,6 +271,7 @@ impl Job {
         if let Err(error) = observed {
             tracing::warn!(%error, "the shadow trial is dropped");
         }
+        self.reporter.shadows_took(began.elapsed());
         if let Some(gains) = self.shadows.end_step() {
             self.reporter.shadows(&gains);
         }

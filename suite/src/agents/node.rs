@@ -520,7 +520,7 @@ impl Node {
             let waited = Duration::from_secs_f64(now - received);
             match grant::prepare(&grant, waited, &self.links, &mut self.account, now) {
                 Ok(prepared) => self.begin_test(context, grant, prepared),
-                Err(failed) => self.push(context, ReportBody::Throughput(grant::report(&grant, &Err(failed)))),
+                Err(failed) => self.push(context, ReportBody::Throughput(grant::report(&grant, &Err(failed), None))),
             }
         }
     }
@@ -568,7 +568,7 @@ impl Node {
 
     fn end_test(&mut self, context: &mut NodeContext<'_>, outcome: &Outcome) {
         let Some(Running { grant, held, .. }) = self.running.take() else { return };
-        let (report, now) = (grant::report(&grant, outcome), self.instant(context.now()));
+        let (report, now) = (grant::report(&grant, outcome, None), self.instant(context.now()));
         grant::settle(&report, held, &mut self.links, &mut self.account, now);
         context.spent.test_bytes += report.bytes as f64;
         self.push(context, ReportBody::Throughput(report));

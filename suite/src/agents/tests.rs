@@ -143,7 +143,8 @@ impl Bench {
                 };
                 let outcomes = trial.candidates.iter().map(outcome).collect();
                 let (rank, cost_us) = (rank as u32, 1e6);
-                let report = TrialReport { job: job.clone(), rank, id: trial.id, outcomes, aborted: None, cost_us };
+                let job = job.clone();
+                let report = TrialReport { job, rank, id: trial.id, outcomes, aborted: None, cost_us, shadow_us: None };
                 messages.push(FromTrainer::Trial(report));
             }
         }

@@ -239,6 +239,8 @@ impl Agent {
                 back_is_lower_bound: false,
                 bytes: bps.map_or(0, |_| grant.budget_bytes),
                 out_bytes: None,
+                took_us: None,
+                cpu_us: None,
                 error: bps.is_none().then(|| "no connection".to_owned()),
             })
         };
@@ -320,6 +322,7 @@ impl Agent {
             outcomes: order.candidates.iter().map(outcome).collect(),
             aborted: None,
             cost_us: 1e5,
+            shadow_us: None,
         })
     }
 }
