@@ -83,6 +83,8 @@ metrics! {
     counter echo_answered_total,
     /// Echo requests that were given up.
     counter echo_lost_total,
+    /// ICMP echoes to peers that do not answer those.
+    counter peers_pinged_total,
     /// Bytes spent on throughput tests.
     counter probe_bytes_total,
     /// Throughput tests that ended with a result.

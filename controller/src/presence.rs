@@ -1,13 +1,13 @@
 //! Which agents are there: in memory only, since heartbeats fill it again within a second of a restart.
 
 use flexcomm_domain::{NodeName, Timestamp};
-use flexcomm_wire::Heartbeat;
+use flexcomm_wire::{Heartbeat, HostSeen};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What is known of an agent.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// The process that owns the name.
     pub instance: u64,
@@ -17,6 +17,8 @@ pub struct Seen {
     pub spooled: u64,
     /// Epoch of the orders it follows.
     pub epoch: u64,
+    /// What it sees of hosts that are no nodes.
+    pub hosts: Vec<HostSeen>,
 }
 
 /// Agents by name.
@@ -44,7 +46,7 @@ impl Presence {
         match all.get(node) {
             Some(owner) if !same(owner) && self.fresh(owner, now) => Err(now.since(owner.last).get()),
             _ => {
-                all.insert(node.clone(), Seen { instance, last: now, spooled: 0, epoch: 0 });
+                all.insert(node.clone(), Seen { instance, last: now, spooled: 0, epoch: 0, hosts: Vec::new() });
                 Ok(())
             }
         }
@@ -61,8 +63,10 @@ impl Presence {
     pub fn heartbeat(&self, node: &NodeName, beat: &Heartbeat, now: Timestamp) -> bool {
         let mut all = self.seen.lock();
         let own = all.get_mut(node).filter(|s| s.instance == beat.instance);
-        let note =
-            |seen: &mut Seen| *seen = Seen { last: now, spooled: beat.spooled, epoch: beat.orders_epoch, ..*seen };
+        let note = |seen: &mut Seen| {
+            let (instance, hosts) = (seen.instance, beat.hosts.clone());
+            *seen = Seen { instance, last: now, spooled: beat.spooled, epoch: beat.orders_epoch, hosts };
+        };
         own.map(note).is_some()
     }
 
@@ -73,8 +77,9 @@ impl Presence {
 
     /// What is known of one agent, and whether it is alive.
     pub fn get(&self, node: &NodeName, now: Timestamp) -> Option<(Seen, bool)> {
-        let seen = self.seen.lock().get(node).copied()?;
-        Some((seen, self.fresh(&seen, now)))
+        let seen = self.seen.lock().get(node).cloned()?;
+        let is_fresh = self.fresh(&seen, now);
+        Some((seen, is_fresh))
     }
 
     /// Agents that are alive.
@@ -101,9 +106,9 @@ mod tests {
         claim(1, &[], at(8)).unwrap();
         assert_eq!(presence.live(at(12)), std::slice::from_ref(&node));
         claim(2, &[], at(13)).unwrap();
-        let beat = Heartbeat { instance: 1, now_us: u64::MAX, orders_epoch: 0, spooled: 3 };
+        let beat = Heartbeat { instance: 1, now_us: u64::MAX, orders_epoch: 0, spooled: 3, hosts: Vec::new() };
         assert!(!presence.heartbeat(&node, &beat, at(14)));
-        assert!(presence.heartbeat(&node, &Heartbeat { instance: 2, ..beat }, at(14)));
+        assert!(presence.heartbeat(&node, &Heartbeat { instance: 2, ..beat.clone() }, at(14)));
         assert_eq!(presence.get(&node, at(14)).unwrap().0.spooled, 3);
         claim(3, &[1, 2], at(14)).unwrap();
         assert!(claim(2, &[1], at(14)).is_err(), "the one that was replaced does not come back");

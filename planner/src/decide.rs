@@ -549,6 +549,9 @@ impl<'a> Call<'a> {
     fn report(&self, verdict: &str, why: String, chosen: Plan) -> Report {
         let candidates: Vec<Evaluated> = self.all.iter().map(|x| x.what.clone()).collect();
         let front = pareto::front(&candidates);
+        let is_admitted = |i: usize| self.all[i].mean.is_finite();
+        let is_compared = |i: &usize| is_admitted(*i) && self.in_force().is_some_and(is_admitted);
+        let worth = |i: usize| Some(i).filter(is_compared).and_then(|i| self.worth.get(i));
         let alternative = |(i, x): (usize, &Priced)| Alternative {
             plan: x.plan.clone(),
             t_comp_s: x.what.t_comp.get(),
@@ -559,8 +562,8 @@ impl<'a> Call<'a> {
             variance: x.what.variance,
             score: x.mean.is_finite().then_some(x.mean),
             on_front: front.contains(&i),
-            saves: self.worth.get(i).map_or(0.0, |w| w.saves.max(-1e9)),
-            sure: self.worth.get(i).map_or(0.0, |w| w.sure),
+            saves: worth(i).map(|w| w.saves),
+            sure: worth(i).map(|w| w.sure),
             terms: x.what.terms,
         };
         let mut alternatives: Vec<Alternative> = self.all.iter().enumerate().map(alternative).collect();
@@ -611,6 +614,8 @@ impl<'a> Call<'a> {
             links_confidence: s.links.as_ref().map(|l| l.confidence),
             compute_s: s.compute.map(|c| c.get()),
             measured: s.measured_now().copied(),
+            losses: s.losses_now().copied(),
+            loss_limit: self.memory.loss_limit,
             profile_measured: s.profiles.measured_at.is_some(),
         }
     }

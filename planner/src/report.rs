@@ -1,7 +1,7 @@
 //! What a call saw, what it chose, what the alternatives would cost, and why.
 
 use crate::memory::LinkSummary;
-use crate::{LeftOut, Measured};
+use crate::{LeftOut, Losses, Measured};
 use flexcomm_domain::{Decision, Family, Gain, JobId, Plan, Seconds, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{Solver, Terms};
 use serde::{Deserialize, Serialize};
@@ -193,6 +193,12 @@ pub struct Observed {
     pub compute_s: Option<f64>,
     /// What the steps under the decision in force cost.
     pub measured: Option<Measured>,
+    /// What training lost in the newest steps, and before the decision in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub losses: Option<Losses>,
+    /// Dense stays until the loss is as low as this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_limit: Option<f64>,
     /// Whether trials have measured gains and compression times.
     pub profile_measured: bool,
 }
@@ -220,12 +226,13 @@ pub struct Alternative {
     pub score: Option<f64>,
     /// Whether it is on the Pareto front.
     pub on_front: bool,
-    /// The share of what is in force that it saves, as expected; negative where it costs more.
+    /// The share of what is in force that it saves, as expected; negative where it costs more. Absent where policy or settings do not
+    /// admit one of the two.
     #[serde(default)]
-    pub saves: f64,
-    /// The probability that it is better than what is in force.
+    pub saves: Option<f64>,
+    /// The probability that it is better than what is in force; likewise.
     #[serde(default)]
-    pub sure: f64,
+    pub sure: Option<f64>,
     /// The latency and bandwidth terms behind `model_sync_s`, before the fitted coefficients.
     pub terms: Terms,
 }

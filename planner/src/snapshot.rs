@@ -55,7 +55,11 @@ pub struct Snapshot {
     /// The newest version that earlier runs under the job's name had; 0 when there were none. Versions go on from it.
     #[serde(default)]
     pub earlier: Version,
-    /// The newest decision; absent before the first. Until then the job runs [`Strategy::DENSE_RING`].
+    /// What the job runs before its first decision, as its steps say: what its user named, else [`Strategy::DENSE_RING`], which counts
+    /// until a step was reported, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_with: Option<Plan>,
+    /// The newest decision; absent before the first.
     pub in_force: Option<InForce>,
     /// What the newest steps under the decision in force cost.
     pub measured: Option<Measured>,
@@ -266,6 +270,7 @@ impl Snapshot {
             coefficients: CoefficientBook::default(),
             compute: None,
             earlier: Version(0),
+            begun_with: None,
             in_force: None,
             measured: None,
             losses: None,
@@ -277,7 +282,8 @@ impl Snapshot {
 
     /// What the ranks run now.
     pub fn plan(&self) -> &Plan {
-        self.in_force.as_ref().map_or(&Plan::DENSE_RING, |f| &f.decision.plan)
+        let decided = self.in_force.as_ref().map(|f| &f.decision.plan);
+        decided.or(self.begun_with.as_ref()).unwrap_or(&Plan::DENSE_RING)
     }
 
     /// The version in force; 0 before the first decision.

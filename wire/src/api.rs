@@ -4,7 +4,7 @@ use flexcomm_domain::{JobId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{StrategyWire, TrialOutcome};
+use crate::{HostSeen, StrategyWire, TrialOutcome};
 
 /// RFC 9457 problem details, `application/problem+json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct NodeView {
     pub software: String,
     /// Reports waiting in its spool.
     pub spooled: u64,
+    /// What it sees of its gateway and of the hosts that its operator named.
+    #[serde(default)]
+    pub hosts: Vec<HostSeen>,
 }
 
 /// A directed link, `GET /api/v1/links`.

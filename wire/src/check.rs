@@ -5,8 +5,9 @@ use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Invalid, Plan, Strategy
 use std::ops::RangeInclusive;
 
 use crate::{
-    AppliedReport, JobSeen, LinkReport, MAX_CANDIDATES, MAX_ENERGY, MAX_INTEGER, MAX_STEPS, MAX_TEXT, PathReport,
-    ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire, ThroughputReport, TrialOutcome, TrialReport,
+    AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, MAX_CANDIDATES, MAX_ENERGY, MAX_HOSTS, MAX_INTEGER,
+    MAX_STEPS, MAX_TEXT, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire, ThroughputReport,
+    TrialOutcome, TrialReport,
 };
 
 /// Most ranks of a job: what a link matrix may span.
@@ -101,6 +102,21 @@ fn energy(what: &str, value: Option<f64>) -> Checked {
             bad(format!("{what} is {value:e}, allowed is 0 to {MAX_ENERGY:e}"))
         }
         _ => Ok(()),
+    }
+}
+
+impl Heartbeat {
+    /// Checks what it tells of hosts.
+    pub fn check(&self) -> Result<(), BadValue> {
+        if self.hosts.len() > MAX_HOSTS {
+            return bad(format!("{} hosts, at most {MAX_HOSTS}", self.hosts.len()));
+        }
+        let host = |host: &HostSeen| {
+            text("host", Some(&host.host))?;
+            duration("round_trip_us", host.round_trip_us.unwrap_or_default())?;
+            share("loss", host.loss)
+        };
+        self.hosts.iter().try_for_each(host)
     }
 }
 

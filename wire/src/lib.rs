@@ -14,8 +14,9 @@ mod trainer;
 pub use check::{BadValue, check_buckets};
 pub use orders::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant, TrialOrder};
 pub use reports::{
-    AppliedReport, Heartbeat, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report, ReportAck,
-    ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome, TrialReport,
+    AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report,
+    ReportAck, ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome,
+    TrialReport,
 };
 pub use strategy::StrategyWire;
 pub use trainer::{CodecInfo, CodecTimes, FromTrainer, Hello, ToTrainer};
@@ -50,6 +51,9 @@ pub const MAX_ENERGY: f64 = 1e93;
 
 /// Most candidates in one trial.
 pub const MAX_CANDIDATES: usize = 16;
+
+/// Most hosts in a heartbeat.
+pub const MAX_HOSTS: usize = 8;
 
 /// Longest text of a report, in characters.
 pub const MAX_TEXT: usize = 400;

@@ -51,6 +51,22 @@ pub struct Heartbeat {
     pub orders_epoch: u64,
     /// Reports waiting in its spool.
     pub spooled: u64,
+    /// Hosts that its operator named and the gateway; at most [`crate::MAX_HOSTS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostSeen>,
+}
+
+/// What ICMP echoes showed of a host that is no node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HostSeen {
+    /// As its operator named it; `gateway`: that of the default route.
+    pub host: String,
+    /// Its address, where that is known.
+    pub addr: Option<IpAddr>,
+    /// Round trip of the newest echo; absent where it was not answered.
+    pub round_trip_us: Option<f64>,
+    /// Share of the newest echoes that were not answered.
+    pub loss: f64,
 }
 
 /// `POST /api/v1/agents/{node}/reports`. Stored in order, each once: `(node, seq)` is the key.

@@ -4,6 +4,7 @@ mod raw;
 
 use flexcomm_domain::{Invalid, NodeName, Seconds};
 use flexcomm_probes::auth::{MAX_TOKEN, MIN_TOKEN};
+use flexcomm_wire::{MAX_HOSTS, MAX_TEXT};
 use raw::{Raw, RawShaping};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -212,6 +213,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Of a link's capacity.
     pub probe_share: f64,
+    /// Hosts that are no nodes, by name or address; `gateway` is that of the default route.
+    pub ping_hosts: Vec<String>,
     /// On disk.
     pub spool_limit: u64,
     /// Least time between two reports of a link that changed little.
@@ -268,6 +271,14 @@ impl Config {
         Ok(format!("# The token is given and not shown.\n{text}"))
     }
 
+    /// Whether the whole cluster is on this machine.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        let host = self.controller.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let is_loopback = |addr: IpAddr| addr.to_canonical().is_loopback();
+        let controller = host == "localhost" || host.parse().is_ok_and(is_loopback);
+        controller || is_loopback(self.listen) || self.advertise.is_some_and(is_loopback)
+    }
+
     fn check(raw: Raw) -> Result<Self, ConfigError> {
         let port = |key, port: Option<u16>, default| match port {
             Some(0) => Err(value(key, 0, "a port from 1 to 65535")),
@@ -285,6 +296,7 @@ impl Config {
             socket_mode: mode(raw.socket_mode)?,
             state_dir: folder("state_dir", raw.state_dir, "/var/lib/flexcomm")?,
             probe_share: range("probe_share", raw.probe_share.unwrap_or(PROBE_SHARE), 0.0001, 0.2)?,
+            ping_hosts: ping_hosts(raw.ping_hosts)?,
             spool_limit: spool_limit(raw.spool_limit_bytes)?,
             report_interval: duration("report_interval", raw.report_interval, REPORT_INTERVAL, (0.05, 60.0))?,
             log: level(raw.log)?,
@@ -292,6 +304,21 @@ impl Config {
             shaping: shaping(raw.shaping.unwrap_or_default())?,
         })
     }
+}
+
+fn ping_hosts(given: Option<Vec<String>>) -> Result<Vec<String>, ConfigError> {
+    let hosts = given.unwrap_or_else(|| vec![crate::probing::pings::GATEWAY.to_owned()]);
+    let is_host = |host: &String| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || ".-_:%".contains(c);
+        (1..=MAX_TEXT).contains(&host.len()) && host.chars().all(fits)
+    };
+    if let Some(wrong) = hosts.iter().find(|host| !is_host(host)) {
+        return Err(value("ping_hosts", wrong, "the name or address of a host, or gateway"));
+    }
+    if hosts.len() > MAX_HOSTS {
+        return Err(value("ping_hosts", format!("a list of {}", hosts.len()), format!("at most {MAX_HOSTS} hosts")));
+    }
+    Ok(hosts)
 }
 
 fn read_bounded(what: &'static str, path: &std::path::Path) -> Result<String, ConfigError> {

@@ -10,6 +10,8 @@ use crate::clock::now_us;
 use crate::config::Config;
 use crate::instance::Instance;
 use crate::metrics::Metrics;
+use crate::probing::lock;
+use crate::probing::pings::Hosts;
 use crate::reconciler::Reconciler;
 use crate::reports::ReportLog;
 use crate::spool::format::Record;
@@ -20,7 +22,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use reqwest::StatusCode;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -38,6 +40,7 @@ pub(crate) struct Link {
     ports: (u16, u16),
     instance: Arc<Instance>,
     reconciler: Arc<Reconciler>,
+    hosts: Arc<Mutex<Hosts>>,
     reports: Arc<ReportLog>,
     metrics: Metrics,
 }
@@ -108,13 +111,13 @@ impl State {
 impl Link {
     pub(crate) fn new(
         config: &Config,
-        (ports, instance): ((u16, u16), Instance),
+        (ports, hosts, instance): ((u16, u16), Arc<Mutex<Hosts>>, Instance),
         reconciler: Arc<Reconciler>,
         reports: Arc<ReportLog>,
         metrics: Metrics,
     ) -> Result<Self, CallError> {
         let (client, instance) = (Client::new(config)?, Arc::new(instance));
-        Ok(Self { client, config: config.clone(), ports, instance, reconciler, reports, metrics })
+        Ok(Self { client, config: config.clone(), ports, instance, reconciler, hosts, reports, metrics })
     }
 
     /// Keeps the connection until `stop`.
@@ -229,6 +232,7 @@ impl Link {
                 now_us: now_us(),
                 orders_epoch: self.reconciler.epoch(),
                 spooled: self.reports.waiting(),
+                hosts: lock(&self.hosts).seen(),
             };
             match self.client.heartbeat(&beat).await {
                 Ok(()) => backoff.reset(),

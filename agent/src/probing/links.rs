@@ -24,7 +24,16 @@ struct Link {
     estimator: LinkEstimator,
     path: PathWatch,
     reported: Option<(Instant, LinkReport)>,
+    /// When it answered an echo last, or came into the plan.
+    answered: Instant,
+    /// ICMP echoes since then.
+    pings: Option<Loss>,
 }
+
+/// Beyond so many ICMP echoes older ones count half.
+const MOST_PINGS: u64 = 64;
+/// A peer that has answered no echo for so long is pinged.
+const WITHOUT_ECHOES: Duration = Duration::from_secs(3);
 
 /// One estimator per peer of the probe plan. Times are those of the monotonic clock.
 pub struct Links {
@@ -43,7 +52,7 @@ impl Links {
     }
 
     /// Follows another plan; peers that stay where they are keep what is known.
-    pub fn set_peers(&mut self, peers: &[EchoPeer]) {
+    pub fn set_peers(&mut self, peers: &[EchoPeer], now: Instant) {
         let mut old = std::mem::take(&mut self.links);
         for peer in peers {
             let kept = old.remove(&peer.node).filter(|link| link.peer == *peer);
@@ -52,6 +61,8 @@ impl Links {
                 estimator: LinkEstimator::new(EstimatorConfig::default()),
                 path: PathWatch::default(),
                 reported: None,
+                answered: now,
+                pings: None,
             });
             self.links.insert(peer.node.clone(), link);
         }
@@ -91,12 +102,49 @@ impl Links {
     /// A round trip. Samples that the estimator refuses are counted by it and change nothing.
     pub fn echo(&mut self, from: SocketAddr, rtt_s: f64, now: Instant) {
         let at = self.at(now);
-        let link = self.links.values_mut().find(|link| echo_addr(&link.peer) == from);
-        if let Some(link) = link
-            && let Err(error) = link.estimator.echo(at, rtt_s)
-        {
+        let Some(link) = self.links.values_mut().find(|link| echo_addr(&link.peer) == from) else { return };
+        link.answered = now;
+        if link.pings.take().is_some() {
+            tracing::info!(peer = %link.peer.node, "answers echoes again");
+        }
+        if let Err(error) = link.estimator.echo(at, rtt_s) {
             tracing::debug!(peer = %link.peer.node, "echo rejected: {error}");
         }
+    }
+
+    /// Addresses of peers that do not answer echoes.
+    pub fn without_echoes(&self, now: Instant) -> Vec<IpAddr> {
+        let silent = self.links.values().filter(|link| now.duration_since(link.answered) >= WITHOUT_ECHOES);
+        silent.map(|link| link.peer.addr).collect()
+    }
+
+    /// The round trip of an ICMP echo, or that there was no answer: counts for peers that do not answer others. Returns how many of them
+    /// have the address.
+    pub fn pinged(&mut self, addr: IpAddr, rtt_s: Option<f64>, now: Instant) -> usize {
+        let at = self.at(now);
+        let is_silent = |link: &&mut Link| now.duration_since(link.answered) >= WITHOUT_ECHOES;
+        let silent = self.links.values_mut().filter(|link| link.peer.addr == addr).filter(is_silent);
+        let take = |link: &mut Link| {
+            let before = link.pings;
+            let pings = link.pings.get_or_insert_default();
+            (pings.sent, pings.answered) = (pings.sent + 1, pings.answered + u64::from(rtt_s.is_some()));
+            if pings.sent > MOST_PINGS {
+                (pings.sent, pings.answered) = (pings.sent / 2, pings.answered / 2);
+            }
+            let Some(rtt_s) = rtt_s else { return };
+            if before.is_none_or(|before| before.answered == 0) {
+                tracing::warn!(
+                    peer = %link.peer.node,
+                    "answers ICMP and no echo on UDP port {}: the port is filtered on the way, or its agent is down; ICMP measures the \
+                     latency until then",
+                    link.peer.echo_port
+                );
+            }
+            if let Err(error) = link.estimator.echo(at, rtt_s) {
+                tracing::debug!(peer = %link.peer.node, "round trip rejected: {error}");
+            }
+        };
+        silent.map(take).count()
     }
 
     /// A throughput test begins to share the link with the job.
@@ -171,7 +219,9 @@ impl Links {
         let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {
-            let Some(loss) = losses.get(&echo_addr(&link.peer)) else { continue };
+            // Of a peer whose echoes are filtered all are lost.
+            let pings = link.pings.filter(|pings| pings.answered > 0);
+            let Some(loss) = pings.as_ref().or(losses.get(&echo_addr(&link.peer))) else { continue };
             let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), loss) else { continue };
             if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
@@ -217,7 +267,7 @@ mod tests {
     fn reports_that_wait_go_in_one_round() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2)]);
+        links.set_peers(&[peer("b", 1), peer("c", 2)], began);
         let second = Duration::from_secs(1);
         let mut round = |ms: u64, heard: &[EchoPeer]| {
             let now = began + Duration::from_millis(ms);
@@ -238,7 +288,7 @@ mod tests {
     fn the_way_to_an_address_is_known_when_it_is_one_peers() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)]);
+        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)], began);
         let now = began + Duration::from_secs(1);
         (0..20).for_each(|_| links.echo("10.0.0.1:7071".parse().unwrap(), 0.004, now));
         let ways = links.ways(now);
@@ -251,7 +301,7 @@ mod tests {
     fn samples_find_their_peer_and_strangers_are_rejected() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)]);
+        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)], began);
         let now = began + Duration::from_secs(1);
         let samples = [(1_000_000, 0.01), (0, 1.0), (1, -1.0), (1, f64::INFINITY)];
         assert_eq!(links.transfers([10, 0, 0, 1].into(), &samples, now), 1);
@@ -259,9 +309,9 @@ mod tests {
         assert_eq!(links.transfers([10, 0, 0, 2].into(), &samples, now), 0, "two nodes have this address");
         links.throughput(&"b".parse().unwrap(), 1e9, now);
         assert!((links.capacity_bps(now) / 1e9 - 1.0).abs() < 0.3);
-        links.set_peers(&[peer("b", 1)]);
+        links.set_peers(&[peer("b", 1)], began);
         assert!(links.capacity_bps(now) > 0.0, "a peer that stays keeps its estimate");
-        links.set_peers(&[peer("b", 3)]);
+        links.set_peers(&[peer("b", 3)], began);
         assert_eq!(links.capacity_bps(now), 0.0, "another address is another link");
     }
 }

@@ -1,4 +1,4 @@
-//! Following the probe plan: echo to every peer, granted throughput tests one at a time, traces.
+//! Following the probe plan: echo to every peer, ICMP where that gets no answer, granted throughput tests one at a time, traces.
 
 pub(crate) mod budget;
 mod due;
@@ -6,6 +6,7 @@ mod flows;
 pub mod grant;
 pub(crate) mod links;
 pub(crate) mod looks;
+pub(crate) mod pings;
 
 use crate::config::{Config, Secret};
 use crate::metrics::Metrics;
@@ -22,6 +23,7 @@ use flexcomm_wire::{EchoPeer, PathReport, ProbePlan, ReportBody, ThroughputGrant
 use grant::{Failed, Prepared, Took};
 use links::{Links, echo_addr};
 use nix::time::{ClockId, clock_gettime};
+use pings::Hosts;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -72,7 +74,7 @@ impl Passive {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct DesiredProbes {
 impl DesiredProbes {
     pub(crate) fn plan(&self, plan: ProbePlan) {
         // Here and not where the plan is followed: a grant of the same orders names a peer of this plan.
-        lock(&self.links).set_peers(&plan.peers);
+        lock(&self.links).set_peers(&plan.peers, Instant::now());
         self.plan.send_replace(plan);
     }
 
@@ -109,6 +111,7 @@ pub(crate) struct Probing {
     plan: watch::Receiver<ProbePlan>,
     grants: mpsc::Receiver<(Instant, ThroughputGrant)>,
     desired: DesiredProbes,
+    hosts: Arc<Mutex<Hosts>>,
     token: Token,
     reports: Arc<ReportLog>,
     metrics: Metrics,
@@ -146,6 +149,7 @@ impl Probing {
             plan,
             grants,
             desired,
+            hosts: Arc::new(Mutex::new(Hosts::of(config))),
             token,
             reports,
             metrics,
@@ -168,10 +172,16 @@ impl Probing {
         self.desired.clone()
     }
 
+    /// Hosts that are no nodes.
+    pub(crate) fn hosts(&self) -> Arc<Mutex<Hosts>> {
+        self.hosts.clone()
+    }
+
     /// Probes until `stop`.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let (passive, (_, own_port)) = (self.passive(), self.ports());
-        let Self { links, responder, server, prober, mut events, plan, grants, token, reports, metrics, .. } = self;
+        let Self { links, responder, server, prober, mut events, plan, grants, hosts, token, reports, metrics, .. } =
+            self;
         let quit = Arc::new(AtomicBool::new(false));
         let quits = flows::QuitOnDrop(quit.clone());
         let tests = Tests {
@@ -186,6 +196,8 @@ impl Probing {
         let tests = tokio::spawn(tests.run(grants));
         let flows = quit.clone();
         let flows = tokio::task::spawn_blocking(move || flows::watch(&passive, own_port, &flows));
+        let pings = (links.clone(), metrics.clone(), quit.clone());
+        let pings = tokio::task::spawn_blocking(move || pings::watch(&pings.0, &hosts, &pings.1, &pings.2));
         let traces = tokio::spawn(trace(links.clone(), plan.clone(), reports.clone(), metrics.clone(), quit.clone()));
         let mut echo = Echo { links, prober, plan, reports, interval: self.interval };
         echo.follow();
@@ -211,7 +223,7 @@ impl Probing {
         drop(quits);
         tests.abort();
         traces.abort();
-        let _ = flows.await;
+        let _ = tokio::join!(flows, pings);
         drop((responder, server));
     }
 }

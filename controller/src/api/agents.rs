@@ -91,6 +91,7 @@ pub(super) async fn heartbeat(
 
 /// Takes note of a heartbeat.
 pub(crate) fn alive(app: &App, node: &NodeName, beat: &Heartbeat) -> Result<(), ApiError> {
+    beat.check().map_err(|error| ApiError::Unprocessable(error.to_string()))?;
     if app.presence.heartbeat(node, beat, app.clock.now()) { Ok(()) } else { Err(again(node)) }
 }
 

@@ -24,7 +24,8 @@ use crate::store::{
 };
 
 pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> NodeView {
-    let (last, live, spooled) = seen.map_or((row.registered, false, 0), |(s, live)| (s.last, live, s.spooled));
+    let unseen = || (row.registered, false, 0, Vec::new());
+    let (last, live, spooled, hosts) = seen.map_or_else(unseen, |(s, live)| (s.last, live, s.spooled, s.hosts));
     NodeView {
         node: row.node,
         addr: row.addr,
@@ -33,6 +34,7 @@ pub(super) fn node(row: NodeRow, seen: Option<(Seen, bool)>, now: Timestamp) -> 
         may_shape: row.may_shape,
         software: row.software,
         spooled,
+        hosts,
     }
 }
 

@@ -77,9 +77,11 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         None => app.store.memory_of_one_like(job).await?,
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    let now_decided = in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
-    let decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
-    let measured = measure::measured(&decided, version, now);
+    let begun_with = recent.whole.last().filter(|_| in_force.is_none()).map(|step| step.ran.clone());
+    let decided = in_force.as_ref().map(|f| &f.decision.plan).or(begun_with.as_ref());
+    let now_decided = decided.map(|plan| (version, plan));
+    let as_decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
+    let measured = measure::measured(&as_decided, version, now);
     let applied = in_force.as_ref().and_then(|f| Some((f.decision.version, f.applied_at_step?)));
     let losses = match applied {
         Some((version, from)) => {
@@ -89,7 +91,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         None => None,
     };
     // Of a plan by bucket it is not known which strategy takes which part.
-    let alike = in_force.as_ref().map_or(Some(Strategy::DENSE_RING), |f| f.decision.plan.alike().copied());
+    let alike = decided.map_or(Some(Strategy::DENSE_RING), |plan| plan.alike().copied());
     let steps_now = alike.zip(measured.as_ref().map(|m| m.t_comp.get()));
     let size = (job.gradient_values, job.world as usize);
     let table = app.config.times.clone().with(costs(ranks));
@@ -110,6 +112,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         measured,
         losses,
         earlier,
+        begun_with,
         in_force,
         // A memory of another version of the planner is as good as none.
         memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),

@@ -160,6 +160,8 @@ function showScenario(scenario) {
   chip.title = [`in force on ${follow.join(", ") || "no node yet"}`, ...refused.map(([n, why]) => `${n}: ${why}`)].join("\n");
 }
 
+const hostWords = ({ host, addr, round_trip_us, loss }) => `${host}${addr ? ` ${addr}` : ""}: ${round_trip_us === null ? "no answer" : micros(round_trip_us)}${loss ? `, ${percent(loss)} lost` : ""}`;
+
 function showNodes(nodes) {
   $("nodes-sub").textContent = `${nodes.filter((n) => n.live).length} of ${nodes.length} agents alive`;
   if (!nodes.length) return $("nodes").replaceChildren(el("div", { class: "none" }, "No agent has registered yet."));
@@ -167,9 +169,10 @@ function showNodes(nodes) {
     el("td", {}, el("i", { class: n.live ? "dot live" : "dot" }), n.node),
     el("td", { class: "soft" }, n.addr),
     el("td", { class: "soft" }, `${ago(n.heartbeat_age_ms)} ago`),
+    el("td", { class: "soft" }, ...n.hosts.map((host) => el("div", {}, hostWords(host)))),
     el("td", { class: "num soft" }, n.spooled ? `${n.spooled} waiting` : ""),
     el("td", { class: "faint num" }, n.may_shape ? "shapes its link" : ""));
-  const head = el("tr", {}, ...["Node", "Address", "Heartbeat", "", ""].map((t) => el("th", {}, t)));
+  const head = el("tr", {}, ...["Node", "Address", "Heartbeat", "Gateway and hosts", "", ""].map((t) => el("th", {}, t)));
   $("nodes").replaceChildren(el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...nodes.map(row))));
 }
 
@@ -382,7 +385,7 @@ function alternatives(report) {
       el("td", {}, strategyWords(s)), el("td", {}, share(partsOf(s).cr)),
       el("td", { class: "num" }, seconds(a.t_comp_s)), el("td", { class: "num" }, seconds(a.t_sync_s)),
       el("td", { class: "num bar-cell" }, seconds(a.t_step_s), bar), el("td", { class: "num" }, share(a.gain)),
-      el("td", { class: "num" }, a.score === null ? "–" : percent(a.saves)), el("td", { class: "num" }, a.score === null ? "–" : percent(a.sure)),
+      el("td", { class: "num" }, percent(a.saves)), el("td", { class: "num" }, percent(a.sure)),
       el("td", {}, same ? el("span", { class: "tag" }, "chosen") : a.score === null ? "not admitted" : a.on_front ? "on the front" : ""));
   };
   return el("div", { class: "scroll" }, el("table", { class: "list alts" }, el("thead", {}, head), el("tbody", {}, ...all.map(row))));

@@ -253,7 +253,7 @@ async fn clocks_that_jump_move_nothing() {
         let mut batch = s.a.batch(vec![link]);
         batch.reports[0].at_us = at_us;
         assert_eq!(s.api.post("/api/v1/agents/a/reports", &batch).await.status(), 200);
-        let beat = Heartbeat { instance: s.a.instance, now_us: at_us, orders_epoch: 0, spooled: 0 };
+        let beat = Heartbeat { instance: s.a.instance, now_us: at_us, orders_epoch: 0, spooled: 0, hosts: Vec::new() };
         assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
     }
     let links = s.links().await;
@@ -270,7 +270,7 @@ async fn one_name_has_one_agent() {
     second.instance = 999;
     let refused = problem(second.register(&s.api).await, 409).await;
     assert!(refused["detail"].as_str().unwrap().contains("another agent holds the name a"));
-    let beat = Heartbeat { instance: 999, now_us: 1, orders_epoch: 0, spooled: 0 };
+    let beat = Heartbeat { instance: 999, now_us: 1, orders_epoch: 0, spooled: 0, hosts: Vec::new() };
     problem(s.api.post("/api/v1/agents/a/heartbeat", &beat).await, 404).await;
     let batch = ReportBatch { instance: 999, reports: vec![] };
     problem(s.api.post("/api/v1/agents/a/reports", &batch).await, 404).await;
@@ -287,7 +287,7 @@ async fn an_agent_that_comes_back_has_its_name_at_once() {
     let s = scene().await;
     let again = Register { instance: 999, previous: vec![7, s.a.instance], ..s.a.registration() };
     assert_eq!(s.api.post("/api/v1/agents/register", &again).await.status(), 200);
-    let beat = Heartbeat { instance: s.a.instance, now_us: 1, orders_epoch: 0, spooled: 0 };
+    let beat = Heartbeat { instance: s.a.instance, now_us: 1, orders_epoch: 0, spooled: 0, hosts: Vec::new() };
     problem(s.api.post("/api/v1/agents/a/heartbeat", &beat).await, 404).await;
     problem(s.api.post("/api/v1/agents/register", &s.a.registration()).await, 409).await;
     s.intact().await;
@@ -611,7 +611,7 @@ async fn half_sent_bodies_share_a_budget() {
         open.push(connection);
     }
     assert_eq!(refused, 2, "four fit");
-    let beat = Heartbeat { instance: 100, now_us: 1, orders_epoch: 0, spooled: 0 };
+    let beat = Heartbeat { instance: 100, now_us: 1, orders_epoch: 0, spooled: 0, hosts: Vec::new() };
     assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
     drop(open);
     let large = json!({ "instance": 100, "reports": [], "x": "x".repeat(10_000_000) });

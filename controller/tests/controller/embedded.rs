@@ -98,7 +98,7 @@ impl Cluster {
         bodies.push(this.agent.steps(this.running, (this.step, STEPS), sync_us));
         this.step += STEPS;
         let (name, instance) = (this.agent.name.clone(), this.agent.instance);
-        let beat = Heartbeat { instance, now_us: 1, orders_epoch: this.epoch, spooled: 0 };
+        let beat = Heartbeat { instance, now_us: 1, orders_epoch: this.epoch, spooled: 0, hosts: Vec::new() };
         let begun = Instant::now();
         self.embedded.heartbeat(&name, &beat).unwrap();
         let ack = self.report(i, bodies);
@@ -235,7 +235,7 @@ fn time_never_goes_back_and_what_is_wrong_is_refused_as_over_http() {
     assert!(refused.contains("seq of report 1 is 3") && refused.contains("above the one before it (3)"), "{refused}");
     let refused = cluster.embedded.reports(&node("x"), 1, vec![]).unwrap_err();
     assert!(refused.contains("node x is not registered"), "{refused}");
-    let beat = Heartbeat { instance: 99, now_us: 1, orders_epoch: 0, spooled: 0 };
+    let beat = Heartbeat { instance: 99, now_us: 1, orders_epoch: 0, spooled: 0, hosts: Vec::new() };
     assert!(cluster.embedded.heartbeat(&node("n0"), &beat).unwrap_err().contains("register again"));
     let mut register = cluster.all[0].agent.registration();
     register.protocol += 1;

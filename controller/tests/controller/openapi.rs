@@ -5,8 +5,8 @@ use flexcomm_domain::{CodecCost, Collective, RunId, Strategy};
 use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
 use flexcomm_wire::api::{JobPolicy, Pin, ScenarioSet};
 use flexcomm_wire::{
-    DecisionOrder, EchoPeer, Heartbeat, JobOrders, Orders, PathReport, ProbePlan, Register, ReportBody, ShapeOrder,
-    ShapeReport, ThroughputGrant, ThroughputReport, TrialOrder,
+    DecisionOrder, EchoPeer, Heartbeat, HostSeen, JobOrders, Orders, PathReport, ProbePlan, Register, ReportBody,
+    ShapeOrder, ShapeReport, ThroughputGrant, ThroughputReport, TrialOrder,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -193,7 +193,9 @@ fn bodies_and_orders_are_described_field_by_field() {
     let bodies = reports(&mut agent);
     let kinds = document.named("ReportBody")["oneOf"].as_array().unwrap().len();
     assert_eq!(kinds, bodies.len(), "a kind of report is not described, or has no sample here");
-    let beat = Heartbeat { instance: 1, now_us: 1, orders_epoch: 1, spooled: 1 };
+    let addr = Some([10, 0, 0, 1].into());
+    let hosts = vec![HostSeen { host: "gateway".into(), addr, round_trip_us: Some(200.0), loss: 0.0 }];
+    let beat = Heartbeat { instance: 1, now_us: 1, orders_epoch: 1, spooled: 1, hosts };
     let samples = [
         ("Register", json!(Register { previous: vec![1], ..agent.registration() })),
         ("Heartbeat", json!(beat)),

@@ -11,8 +11,9 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
         let times = [a.t_comp_s, a.t_sync_s, a.model_sync_s, a.t_step_s, a.gain.get(), a.variance];
         let ok = times.iter().chain(&a.score).all(|v| v.is_finite() && *v >= 0.0);
         found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.plan, a.score));
-        let sure = a.saves.is_finite() && (0.0..=1.0).contains(&a.sure);
-        found.expect(sure, "finite", || format!("{}: saves {} with probability {}", a.plan, a.saves, a.sure));
+        let (saves, sure) = (a.saves.unwrap_or_default(), a.sure.unwrap_or_default());
+        let is_valid = saves.is_finite() && (0.0..=1.0).contains(&sure);
+        found.expect(is_valid, "finite", || format!("{}: saves {saves} with probability {sure}", a.plan));
         let whole = !a.plan.is_dense() || a.t_comp_s == 0.0 && a.gain.get() == 1.0;
         found.expect(whole, "finite", || format!("dense takes {} s and keeps {}", a.t_comp_s, a.gain.get()));
     }

@@ -119,8 +119,8 @@ fn numbers_that_do_not_follow() {
     spoilt("report", |_, o| chosen(o, &|a| a.t_step_s *= 0.99));
     spoilt("finite", |_, o| chosen(o, &|a| a.t_comp_s = f64::NAN));
     spoilt("finite", |_, o| chosen(o, &|a| a.score = Some(f64::INFINITY)));
-    spoilt("finite", |_, o| chosen(o, &|a| a.sure = 1.5));
-    spoilt("finite", |_, o| chosen(o, &|a| a.saves = f64::NAN));
+    spoilt("finite", |_, o| chosen(o, &|a| a.sure = Some(1.5)));
+    spoilt("finite", |_, o| chosen(o, &|a| a.saves = Some(f64::NAN)));
     spoilt("finite", |_, o| o.report.horizon_s = -1.0);
     spoilt("finite", |_, o| {
         let dense = o.report.alternatives.iter_mut().find(|a| a.plan.is_dense()).unwrap();

@@ -127,6 +127,24 @@ fn before_the_first_decision_nothing_is_in_force_where_the_policy_observes() {
 }
 
 #[test]
+fn what_a_user_named_is_what_a_first_decision_is_compared_with() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    let named: Plan = "topk(k=0.1)+ef(vanilla)/allgather".parse().unwrap();
+    job.s.begun_with = Some(named.clone());
+    set(&mut job, json!({ "observe": true }));
+    for outcome in job.run(20, |_| 1.0) {
+        let is = outcome.report.in_force.as_ref().unwrap();
+        assert_eq!((&is.plan, &outcome.report.chosen), (&named, &named));
+        assert_eq!(outcome.report.seen.measured.map(|m| m.gain), job.s.measured.map(|m| m.gain));
+        assert_eq!((is.saves, is.sure), (Some(0.0), Some(0.0)), "against itself");
+    }
+    set(&mut job, json!({ "pin": { "strategy": "none/dense-ring" } }));
+    assert!(job.call().decision().unwrap().plan.is_dense());
+    assert!(job.s.plan().is_dense(), "what is decided takes its place");
+}
+
+#[test]
 fn what_keeps_too_little_or_compresses_for_too_long_is_not_decided() {
     for name in ["time-to-quality", "knee", "weights"] {
         let objective = |job: &mut Job| {

@@ -293,6 +293,7 @@ impl Node {
             now_us: self.wall_us(context.now()),
             orders_epoch: self.follower.epoch(),
             spooled: self.log.waiting.len() as u64,
+            hosts: Vec::new(),
         };
         context.call(self.number, json_bytes(&heartbeat), Call::Heartbeat(heartbeat));
         context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Heartbeat(registration));
@@ -367,7 +368,8 @@ impl Node {
 
     /// Follows another probe plan.
     fn probe(&mut self, context: &mut NodeContext<'_>, plan: &ProbePlan) {
-        self.links.set_peers(&plan.peers);
+        let now = self.instant(context.now());
+        self.links.set_peers(&plan.peers, now);
         self.echo_interval_s = plan.echo_interval_ms as f64 * 1e-3;
         let wanted: Vec<SocketAddr> = plan.peers.iter().map(echo_addr).collect();
         self.targets.retain(|peer, _| wanted.contains(peer));
