@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Pure: [`config`]'s checks, `orders`, `trainers/protocol`, `trainers/merge`, `spool/format`, `controller/sse`,
-//! `controller/backoff`, `controller/pace`, `probing/due`, `probing/links` (but for its log), `probing/looks`, `probing/grant`, `probing/budget` (but
+//! `controller/backoff`, `controller/pace`, `probing/due`, `probing/links`, `probing/looks`, `probing/grant`, `probing/budget` (but
 //! for its file). [`parts`] shows what simulations need of them. Only [`tc`] changes qdiscs.
 
 mod clock;

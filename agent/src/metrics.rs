@@ -83,7 +83,7 @@ metrics! {
     counter echo_answered_total,
     /// Echo requests that were given up.
     counter echo_lost_total,
-    /// ICMP echoes to peers that do not answer those.
+    /// ICMP echoes to peers that answer no UDP echo.
     counter peers_pinged_total,
     /// Bytes spent on throughput tests.
     counter probe_bytes_total,

@@ -89,6 +89,7 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant
             jitter_us: row.report.jitter_us,
             loss_out: row.report.loss_out,
             loss_back: row.report.loss_back,
+            by_icmp: row.report.by_icmp,
             latency_confidence: row.report.latency_confidence,
             bandwidth_confidence: aged(&row.report, waited_ms, time_constant_s),
             latency_age_ms: row.report.latency_age_ms + waited_ms,
@@ -352,6 +353,7 @@ pub(crate) mod tests {
                 jitter_us: 1.0,
                 loss_out: 0.0,
                 loss_back: 0.0,
+                by_icmp: false,
             },
             received: Timestamp(received),
         }

@@ -44,9 +44,9 @@ pub struct WholeStep {
 }
 
 impl WholeStep {
-    /// Whether it is a step of a decision, or of dense before the first. What else a user runs says nothing of what the model
-    /// predicts: until the first decision whatever he names, later AR-Topk by a selection that he holds. Of a decision that is not
-    /// in force any more it is not known which selection it had.
+    /// Whether it is a step of what is in force: of a decision, or of what the user named before the first. What else a user runs says
+    /// nothing of what the model predicts: what he named before, and AR-Topk by a selection that he holds. Of a decision that is not in
+    /// force any more it is not known which selection it had.
     pub fn is_as_decided(&self, in_force: Option<(Version, &Plan)>) -> bool {
         match in_force {
             Some((version, decided)) if version == self.version => self.ran == *decided,

@@ -1,5 +1,6 @@
 //! What a job runs: a strategy for each bucket of its gradient.
 
+use crate::spec::MemoryKind;
 use crate::{Digest, Invalid, Strategy, strategy_text};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -87,6 +88,13 @@ impl Plan {
     /// Whether nothing is compressed in any bucket.
     pub fn is_dense(&self) -> bool {
         self.strategies().iter().all(Strategy::is_dense)
+    }
+
+    /// Whether some buckets' error feedback has a momentum of its own, which takes the place of the optimizer's, and others' has none. The
+    /// optimizer has one momentum for all buckets, so no trainer can run such a plan.
+    pub fn mixes_momentum(&self) -> bool {
+        let own = |strategy: &Strategy| strategy.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
+        self.strategies().iter().any(own) && !self.strategies().iter().all(own)
     }
 
     /// Digest of the canonical text.

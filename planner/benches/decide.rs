@@ -3,6 +3,7 @@
 #![allow(missing_docs)] // the macro's function has none
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use flexcomm_domain::spec::compressors::COMPRESSORS;
 use flexcomm_domain::{CodecBytes, JobId, Link, LinkMatrix, Seconds, Selection, Timestamp};
 use flexcomm_planner::{InForce, LinkTest, Links, Measured, Snapshot, decide};
 use rand::SeedableRng;
@@ -66,10 +67,16 @@ fn decisions(c: &mut Criterion) {
     let few = ["topk", "lwtopk"];
     let many =
         ["topk", "lwtopk", "mstopk", "fp16", "powersgd(rank=1)", "powersgd(rank=4)", "qsgd(s=7,norm=max)", "eightbit"];
+    let named: Vec<&str> = COMPRESSORS.iter().flat_map(|compressor| compressor.candidates).copied().collect();
     // Of one bucket there is nothing to search.
-    for (ranks, buckets, compressors) in
-        [(8, 1, &few[..]), (8, 1, &many[..]), (8, 10, &few[..]), (8, 10, &many[..]), (32, 10, &many[..])]
-    {
+    for (ranks, buckets, compressors) in [
+        (8, 1, &few[..]),
+        (8, 1, &many[..]),
+        (8, 10, &few[..]),
+        (8, 10, &many[..]),
+        (32, 10, &many[..]),
+        (8, 60, &named),
+    ] {
         let (s, now) = job(ranks, buckets, compressors);
         let candidates = s.space().strategies().len();
         c.bench_function(&format!("{candidates} candidates, {ranks} ranks, {buckets} buckets"), |b| {

@@ -269,11 +269,10 @@ impl Beliefs {
         if s.ranks < 2 || shape.shares().len() < 2 {
             return Vec::new();
         }
-        let options = plans::options(s);
-        if options.iter().all(Strategy::is_dense) {
+        let of: Vec<Evaluated> = plans::options(s).iter().filter_map(|x| known.evaluated(x)).collect();
+        if of.iter().all(|e| e.strategy.is_dense()) {
             return Vec::new();
         }
-        let of: Vec<Evaluated> = options.iter().filter_map(|x| known.evaluated(x)).collect();
         let law = s.config.policy.time_to_quality().delay();
         let paths = paths(&of, self.exchange.common());
         let (costs, backward_s) = self.exchange.expected(&paths, &shape);
@@ -299,7 +298,8 @@ impl Beliefs {
         plans.retain(|plan| plan.strategies().iter().all(|x| known.evaluated(x).is_some()));
         let each: Vec<&Plan> = plans.iter().collect();
         let Some((of, by_group)) = distinct(&each, &shape, known) else { return Vec::new() };
-        let (kinds, kind_of) = kinds(&of);
+        let (of_kinds, kind_of) = kinds(&of);
+        let kinds: Vec<Kind> = of_kinds.iter().map(kind).collect();
         let draws = Draws::shared();
         let mut comp = self.compress.sampled(&kinds, draws, 0);
         let times = table(s);
@@ -314,8 +314,6 @@ impl Beliefs {
         let compress_s: Vec<&[f64]> = kind_of.iter().map(|kind| comp[*kind].as_slice()).collect();
         let sync = self.exchange.sampled(&paths, &by_group, (&shape, &compress_s), in_force, (draws, from));
         let from = from + self.exchange.rows(of.len());
-        let any = |kind: usize| &of[kind_of.iter().position(|of| *of == kind).unwrap_or_default()];
-        let of_kinds: Vec<Evaluated> = (0..kinds.len()).map(|kind| any(kind).clone()).collect();
         let each: Vec<_> =
             kinds.iter().zip(&of_kinds).map(|(kind, e)| (*kind, assumed(e.gain.get(), s.ranks))).collect();
         let gains = self.gains.sampled(&each, draws, from);
@@ -377,17 +375,17 @@ fn kind(of: &Evaluated) -> Kind {
     (of.strategy.selector(), of.strategy.cr())
 }
 
-/// The kinds of some strategies, each once, and which of them each strategy is.
-fn kinds(of: &[Evaluated]) -> (Vec<Kind>, Vec<usize>) {
-    let mut kinds: Vec<Kind> = Vec::new();
-    let mut place = |e: &Evaluated| {
-        let known = kinds.iter().position(|known| *known == kind(e));
+/// A strategy of each kind, and which of these kinds each strategy is of.
+fn kinds(of: &[Evaluated]) -> (Vec<Evaluated>, Vec<usize>) {
+    let mut kinds: Vec<Evaluated> = Vec::new();
+    let place = |e: &Evaluated| {
+        let known = kinds.iter().position(|known| kind(known) == kind(e));
         if known.is_none() {
-            kinds.push(kind(e));
+            kinds.push(e.clone());
         }
         known.unwrap_or(kinds.len() - 1)
     };
-    let kind_of = of.iter().map(&mut place).collect();
+    let kind_of = of.iter().map(place).collect();
     (kinds, kind_of)
 }
 
@@ -469,6 +467,7 @@ impl Sampled {
             Some(_) => what,
             None => Evaluated { gain: what.quality().least(-self.lost(s, energies, gain)), ..what },
         };
+        // The median of a sum is about that of its parts.
         let expected = judged(what.clone(), &|gains| median(gains));
         let limits = plan.is_dense()
             || s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);

@@ -267,9 +267,10 @@ impl<'a> Call<'a> {
         self.all.iter().position(|x| x.plan == *self.s.plan())
     }
 
-    /// Whether the plan in force still is one that the job offers and its policy allows.
+    /// Whether the plan in force still is one that the job offers and its policy allows. A job that offers no ring runs it until the first
+    /// decision.
     fn offered(&self) -> bool {
-        self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
+        self.s.plan().is_dense() && self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
     }
 
     /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
@@ -322,7 +323,8 @@ impl<'a> Call<'a> {
     /// For how long the strategy in force has been, seconds; while the clock is before its decision, since that was noticed.
     fn stayed_s(&self) -> f64 {
         let decided = self.s.in_force.as_ref().map(|f| f.decision.decided_at).filter(|at| *at <= self.now);
-        decided.or(self.memory.dwell_from).map_or(f64::INFINITY, |from| self.now.since(from).get())
+        let named = self.s.begun_with.as_ref().filter(|_| self.s.in_force.is_none()).map(|_| self.s.begun);
+        decided.or(self.memory.dwell_from).or(named).map_or(f64::INFINITY, |from| self.now.since(from).get())
     }
 
     /// Steps that take longer than dense ones would are not borne for the dwell time.

@@ -12,7 +12,10 @@ use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
 
 /// Plans of a search that are priced.
 const MOST_FOUND: usize = 16;
-/// Seeds of all kinds fill half of the first population. Some ten milliseconds.
+/// Options that are listed behind another one for the first few groups: the best of those that are one for all.
+const MOST_LISTED: usize = 128;
+/// Bounded by counts and not by a clock, so that the same seed finds the same: some milliseconds, however many buckets and options there
+/// are (`planner/benches/decide.rs`). Seeds of all kinds fill half of the first population.
 const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Exact };
 
 /// What a bucket may run: the candidates, and ratios between theirs. A memory with a momentum of its own takes the optimizer's place,
@@ -155,13 +158,14 @@ impl Search for Groups<'_> {
             (0..groups).map(|group| if group < from { first } else { rest }).collect()
         };
         let alike = (0..options).map(|option| two(option, option, groups)).collect();
-        let alike = self.best(alike, count / 4);
-        let firsts: Vec<usize> = alike.iter().map(|choice| choice[0]).take(4).chain([0]).collect();
+        let listed = self.best(alike, MOST_LISTED.max(count / 4));
+        let each = || listed.iter().map(|choice| choice[0]);
+        let firsts: Vec<usize> = each().take(4).chain([0]).collect();
         let split = firsts
             .iter()
-            .flat_map(|first| (0..options).flat_map(move |rest| (1..groups).map(move |from| two(*first, rest, from))));
+            .flat_map(|first| each().flat_map(move |rest| (1..groups).map(move |from| two(*first, rest, from))));
         let split = self.best(split.collect(), count / 2);
-        alike.into_iter().chain(split).collect()
+        listed.iter().take(count / 4).cloned().chain(split).collect()
     }
 }
 

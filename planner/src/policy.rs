@@ -2,7 +2,7 @@
 
 use crate::config::{check_policy, policy};
 use crate::{NOT_EMPTY, PolicyConfig, Snapshot};
-use flexcomm_domain::spec::{MemoryKind, SpecError, is_name_alone};
+use flexcomm_domain::spec::{SpecError, is_name_alone};
 use flexcomm_domain::{CompressorKind, Plan, Strategy, Timestamp, nearest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -278,8 +278,7 @@ impl Snapshot {
         if named > buckets {
             return Some(format!("it is of {named} buckets, and the job's gradient has {buckets}"));
         }
-        let own = |x: &Strategy| x.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
-        if plan.strategies().iter().any(|x| own(x) != own(plan.last())) {
+        if plan.mixes_momentum() {
             return Some("some buckets have an optimizer's momentum of their own, and others none".to_owned());
         }
         plan.strategies().iter().find_map(|strategy| self.lacks(strategy))

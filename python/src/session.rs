@@ -436,7 +436,12 @@ impl Session {
 
     /// What the shadows have seen of a step's buckets by now is all of it.
     pub fn end_shadows(&mut self) {
-        if let Some(gains) = self.shadows.end_step() {
+        let began = self.clock.elapsed();
+        let gains = self.shadows.end_step();
+        if self.shadows.under_way() || gains.is_some() {
+            self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+        }
+        if let Some(gains) = gains {
             self.reporter.shadows(&gains);
         }
     }
@@ -444,14 +449,19 @@ impl Session {
     /// This rank's sample for the shadows of AR-Topk, in a step in which the ranks send theirs to rank 0.
     pub fn sample(&mut self) -> Option<Vec<u8>> {
         self.control.sample()?;
-        Some(self.leader_shadows.sample(self.control.begins_sampling(), self.store.buckets().iter().map(lock)))
+        let began = self.clock.elapsed();
+        let sample = self.leader_shadows.sample(self.control.begins_sampling(), self.store.buckets().iter().map(lock));
+        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+        Some(sample)
     }
 
     /// On rank 0: takes in all ranks' samples of the step under way, in rank order.
     pub fn take_samples(&mut self, rows: &[Vec<u8>]) {
+        let began = self.clock.elapsed();
         if let Err(error) = self.leader_shadows.receive(rows, self.store.buckets().iter().map(lock)) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
+        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
         if self.control.reports_samples() {
             let gains = self.leader_shadows.gains();
             if gains.is_empty() {

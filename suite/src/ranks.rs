@@ -428,7 +428,7 @@ impl Ranks {
     }
 
     /// SGD. A memory with a momentum of its own takes the optimizer's place: in all buckets or in none, see
-    /// [`flexcomm_trainer::mixes_momentum`].
+    /// [`flexcomm_domain::Plan::mixes_momentum`].
     fn update(&mut self, rate: f64, plan: &Plan) {
         let own = plan.of(0).spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
         let momentum = if own { 0.0 } else { self.recipe.momentum };

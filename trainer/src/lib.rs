@@ -23,7 +23,7 @@ pub use client::{Client, MAX_QUEUED};
 pub use control::{Control, ControlError};
 pub use costs::{Costs, squared_norm, takes_energies, weighted};
 pub use message::{AbortCause, Announced, ControlMessage, MAX_ITERATIONS, MESSAGE_BYTES, MessageError, TrialPlan};
-pub use orders::{News, OrdersSlot, mixes_momentum};
+pub use orders::{News, OrdersSlot};
 pub use report::Reporter;
 pub use telemetry::{LEAST_GAIN, Telemetry};
 pub use trial::{Measured, Trial};

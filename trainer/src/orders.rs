@@ -4,8 +4,7 @@
 
 use crate::agreement::{Agreement, Offer};
 use crate::message::TrialPlan;
-use flexcomm_domain::spec::MemoryKind;
-use flexcomm_domain::{Decision, Invalid, JobId, Plan, RunId, Strategy};
+use flexcomm_domain::{Decision, Invalid, JobId, RunId, Strategy};
 use flexcomm_wire::{JobOrders, TrialOrder};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -55,7 +54,7 @@ impl OrdersSlot {
 
     /// Offers to rank 0's agreement what has changed since the last call: trials and, if these are followed, decisions. Other ranks
     /// do nothing: only rank 0's orders count. Candidates that this trainer cannot run are left out; a decision is answered
-    /// of whose plan it cannot run some strategy, or that [`mixes_momentum`].
+    /// of whose plan it cannot run some strategy, or that [`flexcomm_domain::Plan::mixes_momentum`].
     pub fn offer(&self, agreement: &mut Agreement, follow: bool, runs: impl Fn(&Strategy) -> bool) -> Option<Decision> {
         if !agreement.leads() {
             return None;
@@ -68,7 +67,7 @@ impl OrdersSlot {
             }
         }
         let decision = news.decision.filter(|_| follow)?;
-        if mixes_momentum(&decision.plan) {
+        if decision.plan.mixes_momentum() {
             tracing::warn!(version = %decision.version, plan = %decision.plan,
                 "some buckets' memories have a momentum in place of the optimizer's, others have none, and the optimizer has one \
                  momentum for all; the decision is not followed");
@@ -116,13 +115,6 @@ impl OrdersSlot {
         self.rejected.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(job = %self.job, %why, "orders are not valid and are rejected; training goes on as before");
     }
-}
-
-/// Whether some buckets' error feedback has a momentum of its own, which takes the place of the optimizer's, and others' has none. The
-/// optimizer has one momentum for all buckets, so no trainer can run such a plan.
-pub fn mixes_momentum(plan: &Plan) -> bool {
-    let own = |strategy: &Strategy| strategy.spec().memory().is_some_and(|(kind, _)| kind == MemoryKind::Dgc);
-    plan.strategies().iter().any(own) && !plan.strategies().iter().all(own)
 }
 
 fn to_plan(order: &TrialOrder) -> Result<TrialPlan, Invalid> {

@@ -242,6 +242,11 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
+        let took: Vec<Option<f64>> = received
+            .iter()
+            .map(|message| if let FromTrainer::Trial(r) = message { r.shadow_us } else { None })
+            .collect();
+        assert_eq!(took, [None, None, Some(3e3), Some(3e3), Some(3e3)]);
         let found: Vec<_> = received.iter().map(of).collect();
         assert_eq!(
             found,

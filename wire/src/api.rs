@@ -59,6 +59,9 @@ pub struct LinkView {
     pub loss_out: f64,
     /// Shares lost out and back.
     pub loss_back: f64,
+    /// Whether latency and losses are those of ICMP, since the node answers no UDP echo.
+    #[serde(default)]
+    pub by_icmp: bool,
     /// 0 to 1.
     pub latency_confidence: f64,
     /// 0 to 1.
@@ -339,9 +342,9 @@ pub struct ExperimentView {
     /// How many.
     pub count: u64,
     /// Seconds: of tests those that they lasted, while training went on; of live trials those in which nothing was trained; of shadow
-    /// trials those by which rank 0's steps were longer.
+    /// trials those of rank 0's steps, on its processors.
     pub seconds: f64,
-    /// The same as a share of the run.
+    /// The same over the seconds of the run; tests of several pairs of nodes may run at once.
     pub share: f64,
     /// Bytes that tests sent, both directions together.
     pub bytes: u64,

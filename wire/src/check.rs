@@ -114,7 +114,7 @@ impl Heartbeat {
         let host = |host: &HostSeen| {
             text("host", Some(&host.host))?;
             duration("round_trip_us", host.round_trip_us.unwrap_or_default())?;
-            share("loss", host.loss)
+            share("loss", host.loss.unwrap_or_default())
         };
         self.hosts.iter().try_for_each(host)
     }
@@ -271,7 +271,7 @@ fn applied(r: &AppliedReport) -> Checked {
 fn trial(r: &TrialReport) -> Checked {
     integer("id", r.id)?;
     within("cost_us", r.cost_us, 0.0..=MAX_TRIAL_US)?;
-    duration("shadow_us", r.shadow_us.unwrap_or_default())?;
+    within("shadow_us", r.shadow_us.unwrap_or_default(), 0.0..=MAX_TRIAL_US)?;
     text("aborted", r.aborted.as_deref())?;
     if r.outcomes.len() > MAX_CANDIDATES {
         return bad(format!("{} outcomes of a trial, at most {MAX_CANDIDATES}", r.outcomes.len()));
@@ -313,6 +313,7 @@ mod tests {
             jitter_us: 1.0,
             loss_out: 0.0,
             loss_back: 0.0,
+            by_icmp: false,
         }
     }
 

@@ -65,8 +65,8 @@ pub struct HostSeen {
     pub addr: Option<IpAddr>,
     /// Round trip of the newest echo; absent where it was not answered.
     pub round_trip_us: Option<f64>,
-    /// Share of the newest echoes that were not answered.
-    pub loss: f64,
+    /// Share of the newest echoes that were not answered; absent before the first.
+    pub loss: Option<f64>,
 }
 
 /// `POST /api/v1/agents/{node}/reports`. Stored in order, each once: `(node, seq)` is the key.
@@ -176,6 +176,9 @@ pub struct LinkReport {
     pub loss_out: f64,
     /// Share of answers lost on the way back.
     pub loss_back: f64,
+    /// Whether latency and losses are those of ICMP, since the peer answers no UDP echo.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_icmp: bool,
 }
 
 /// A relative change above this is looked at at once.
@@ -361,8 +364,8 @@ pub struct TrialReport {
     pub aborted: Option<String>,
     /// Snapshot, iterations and restore together.
     pub cost_us: f64,
-    /// What steps were longer by for its shadows, on the rank's processors: work on a GPU is not in it. Absent from older trainers and
-    /// until shadows have told something.
+    /// What its shadows took of steps so far, on the rank's processors: waiting for a GPU is not in it. Absent from older trainers and where
+    /// none looked at gradients here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow_us: Option<f64>,
 }

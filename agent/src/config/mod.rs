@@ -271,12 +271,12 @@ impl Config {
         Ok(format!("# The token is given and not shown.\n{text}"))
     }
 
-    /// Whether the whole cluster is on this machine.
+    /// Whether peers reach this node on a loopback address: as configured, else as it reaches the controller.
     pub(crate) fn is_on_loopback(&self) -> bool {
         let host = self.controller.host_str().unwrap_or_default().trim_matches(['[', ']']);
-        let is_loopback = |addr: IpAddr| addr.to_canonical().is_loopback();
-        let controller = host == "localhost" || host.parse().is_ok_and(is_loopback);
-        controller || is_loopback(self.listen) || self.advertise.is_some_and(is_loopback)
+        let own = self.advertise.or(Some(self.listen).filter(|addr| !addr.is_unspecified()));
+        let addr = own.or_else(|| host.parse().ok());
+        addr.map_or(host == "localhost", |addr| addr.to_canonical().is_loopback())
     }
 
     fn check(raw: Raw) -> Result<Self, ConfigError> {
@@ -309,7 +309,7 @@ impl Config {
 fn ping_hosts(given: Option<Vec<String>>) -> Result<Vec<String>, ConfigError> {
     let hosts = given.unwrap_or_else(|| vec![crate::probing::pings::GATEWAY.to_owned()]);
     let is_host = |host: &String| {
-        let fits = |c: char| c.is_ascii_alphanumeric() || ".-_:%".contains(c);
+        let fits = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
         (1..=MAX_TEXT).contains(&host.len()) && host.chars().all(fits)
     };
     if let Some(wrong) = hosts.iter().find(|host| !is_host(host)) {

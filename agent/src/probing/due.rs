@@ -31,6 +31,7 @@ mod tests {
             jitter_us: 0.0,
             loss_out: 0.0,
             loss_back: 0.0,
+            by_icmp: false,
         }
     }
 

@@ -24,7 +24,7 @@ struct Link {
     estimator: LinkEstimator,
     path: PathWatch,
     reported: Option<(Instant, LinkReport)>,
-    /// When it answered an echo last, or came into the plan.
+    /// When it answered a UDP echo last, or came into the plan.
     answered: Instant,
     /// ICMP echoes since then.
     pings: Option<Loss>,
@@ -32,19 +32,30 @@ struct Link {
 
 /// Beyond so many ICMP echoes older ones count half.
 const MOST_PINGS: u64 = 64;
-/// A peer that has answered no echo for so long is pinged.
-const WITHOUT_ECHOES: Duration = Duration::from_secs(3);
+/// A peer that has answered no UDP echo for so long, and for so many of their intervals, is pinged.
+const SILENT: Duration = Duration::from_secs(3);
+const SILENT_INTERVALS: u32 = 4;
+
+/// What an ICMP echo showed of a peer that answers no UDP echo.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pinged {
+    /// Which.
+    pub peer: EchoPeer,
+    /// Whether it is the first answer since then.
+    pub is_first_answer: bool,
+}
 
 /// One estimator per peer of the probe plan. Times are those of the monotonic clock.
 pub struct Links {
     began: Instant,
+    silent_after: Duration,
     links: BTreeMap<NodeName, Link>,
 }
 
 impl Links {
     /// Without peers.
     pub fn new(began: Instant) -> Self {
-        Self { began, links: BTreeMap::new() }
+        Self { began, silent_after: SILENT, links: BTreeMap::new() }
     }
 
     fn at(&self, now: Instant) -> Timestamp {
@@ -52,7 +63,8 @@ impl Links {
     }
 
     /// Follows another plan; peers that stay where they are keep what is known.
-    pub fn set_peers(&mut self, peers: &[EchoPeer], now: Instant) {
+    pub fn set_peers(&mut self, (peers, echo_interval): (&[EchoPeer], Duration), now: Instant) {
+        self.silent_after = SILENT.max(SILENT_INTERVALS * echo_interval);
         let mut old = std::mem::take(&mut self.links);
         for peer in peers {
             let kept = old.remove(&peer.node).filter(|link| link.peer == *peer);
@@ -103,48 +115,36 @@ impl Links {
     pub fn echo(&mut self, from: SocketAddr, rtt_s: f64, now: Instant) {
         let at = self.at(now);
         let Some(link) = self.links.values_mut().find(|link| echo_addr(&link.peer) == from) else { return };
-        link.answered = now;
-        if link.pings.take().is_some() {
-            tracing::info!(peer = %link.peer.node, "answers echoes again");
-        }
+        (link.answered, link.pings) = (now, None);
         if let Err(error) = link.estimator.echo(at, rtt_s) {
             tracing::debug!(peer = %link.peer.node, "echo rejected: {error}");
         }
     }
 
-    /// Addresses of peers that do not answer echoes.
-    pub fn without_echoes(&self, now: Instant) -> Vec<IpAddr> {
-        let silent = self.links.values().filter(|link| now.duration_since(link.answered) >= WITHOUT_ECHOES);
-        silent.map(|link| link.peer.addr).collect()
+    /// Addresses of peers that answer no UDP echo.
+    pub fn silent(&self, now: Instant) -> Vec<IpAddr> {
+        let silent = self.links.values().filter(|link| now.duration_since(link.answered) >= self.silent_after);
+        silent.map(|link| link.peer.addr.to_canonical()).collect()
     }
 
-    /// The round trip of an ICMP echo, or that there was no answer: counts for peers that do not answer others. Returns how many of them
-    /// have the address.
-    pub fn pinged(&mut self, addr: IpAddr, rtt_s: Option<f64>, now: Instant) -> usize {
-        let at = self.at(now);
-        let is_silent = |link: &&mut Link| now.duration_since(link.answered) >= WITHOUT_ECHOES;
-        let silent = self.links.values_mut().filter(|link| link.peer.addr == addr).filter(is_silent);
+    /// The round trip of an ICMP echo, or that it was lost: counts for peers that answer no UDP echo, of whom it tells.
+    pub fn pinged(&mut self, addr: IpAddr, rtt_s: Option<f64>, now: Instant) -> Vec<Pinged> {
+        let (at, silent_after) = (self.at(now), self.silent_after);
+        let is_silent = |link: &&mut Link| now.duration_since(link.answered) >= silent_after;
+        let at_addr = self.links.values_mut().filter(|link| link.peer.addr.to_canonical() == addr).filter(is_silent);
         let take = |link: &mut Link| {
-            let before = link.pings;
             let pings = link.pings.get_or_insert_default();
+            let is_first_answer = pings.answered == 0 && rtt_s.is_some();
             (pings.sent, pings.answered) = (pings.sent + 1, pings.answered + u64::from(rtt_s.is_some()));
             if pings.sent > MOST_PINGS {
                 (pings.sent, pings.answered) = (pings.sent / 2, pings.answered / 2);
             }
-            let Some(rtt_s) = rtt_s else { return };
-            if before.is_none_or(|before| before.answered == 0) {
-                tracing::warn!(
-                    peer = %link.peer.node,
-                    "answers ICMP and no echo on UDP port {}: the port is filtered on the way, or its agent is down; ICMP measures the \
-                     latency until then",
-                    link.peer.echo_port
-                );
-            }
-            if let Err(error) = link.estimator.echo(at, rtt_s) {
+            if let Some(Err(error)) = rtt_s.map(|rtt_s| link.estimator.echo(at, rtt_s)) {
                 tracing::debug!(peer = %link.peer.node, "round trip rejected: {error}");
             }
+            Pinged { peer: link.peer.clone(), is_first_answer }
         };
-        silent.map(take).count()
+        at_addr.map(take).collect()
     }
 
     /// A throughput test begins to share the link with the job.
@@ -219,10 +219,11 @@ impl Links {
         let interval = if round { interval / 2 } else { interval };
         let mut due_now = Vec::new();
         for link in self.links.values_mut() {
-            // Of a peer whose echoes are filtered all are lost.
+            // All of the UDP echoes are lost then.
             let pings = link.pings.filter(|pings| pings.answered > 0);
             let Some(loss) = pings.as_ref().or(losses.get(&echo_addr(&link.peer))) else { continue };
-            let Some(report) = report(&link.peer.node, &link.estimator.estimate(at), loss) else { continue };
+            let Some(mut report) = report(&link.peer.node, &link.estimator.estimate(at), loss) else { continue };
+            report.by_icmp = pings.is_some();
             if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
                 due_now.push(report);
@@ -252,6 +253,7 @@ fn report(peer: &NodeName, estimate: &Estimate, loss: &Loss) -> Option<LinkRepor
         // With too few answers to tell the ways apart, a request without an answer counts as lost on the way out.
         loss_out: share(loss.out.unwrap_or(loss.share())),
         loss_back: share(loss.back.unwrap_or(0.0)),
+        by_icmp: false,
     })
 }
 
@@ -263,11 +265,32 @@ mod tests {
         EchoPeer { node: name.parse().unwrap(), addr: [10, 0, 0, last].into(), echo_port: 7071, throughput_port: 7072 }
     }
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_peer_is_silent_after_several_intervals_of_its_echoes() {
+        let began = Instant::now();
+        let mut links = Links::new(began);
+        let at = |s: u64| began + Duration::from_secs(s);
+        for (interval, silent_from) in [(Duration::from_millis(100), 3), (Duration::from_secs(10), 40)] {
+            links.set_peers((&[peer("b", 1)], interval), began);
+            assert!(links.silent(at(silent_from - 1)).is_empty() && links.silent(at(silent_from)).len() == 1);
+        }
+        let addr = IpAddr::from([10, 0, 0, 1]);
+        let mut first = |rtt_s| links.pinged(addr, rtt_s, at(41)).iter().map(|p| p.is_first_answer).collect::<Vec<_>>();
+        assert_eq!([first(None), first(Some(1e-3)), first(Some(1e-3))], [[false], [true], [false]]);
+        let losses = BTreeMap::from([(echo_addr(&peer("b", 1)), Loss { sent: 9, ..Loss::default() })]);
+        let report = links.reports(&losses, at(42), SECOND).remove(0);
+        assert!(report.by_icmp && (report.loss_out - 1.0 / 3.0).abs() < 1e-9, "{report:?}");
+        links.echo(echo_addr(&peer("b", 1)), 1e-3, at(43));
+        assert!(links.pinged(addr, Some(1e-3), at(44)).is_empty(), "UDP echoes are better");
+    }
+
     #[test]
     fn reports_that_wait_go_in_one_round() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2)], began);
+        links.set_peers((&[peer("b", 1), peer("c", 2)], SECOND), began);
         let second = Duration::from_secs(1);
         let mut round = |ms: u64, heard: &[EchoPeer]| {
             let now = began + Duration::from_millis(ms);
@@ -288,7 +311,7 @@ mod tests {
     fn the_way_to_an_address_is_known_when_it_is_one_peers() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)], began);
+        links.set_peers((&[peer("b", 1), peer("c", 2), peer("d", 2)], SECOND), began);
         let now = began + Duration::from_secs(1);
         (0..20).for_each(|_| links.echo("10.0.0.1:7071".parse().unwrap(), 0.004, now));
         let ways = links.ways(now);
@@ -301,7 +324,7 @@ mod tests {
     fn samples_find_their_peer_and_strangers_are_rejected() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers(&[peer("b", 1), peer("c", 2), peer("d", 2)], began);
+        links.set_peers((&[peer("b", 1), peer("c", 2), peer("d", 2)], SECOND), began);
         let now = began + Duration::from_secs(1);
         let samples = [(1_000_000, 0.01), (0, 1.0), (1, -1.0), (1, f64::INFINITY)];
         assert_eq!(links.transfers([10, 0, 0, 1].into(), &samples, now), 1);
@@ -309,9 +332,9 @@ mod tests {
         assert_eq!(links.transfers([10, 0, 0, 2].into(), &samples, now), 0, "two nodes have this address");
         links.throughput(&"b".parse().unwrap(), 1e9, now);
         assert!((links.capacity_bps(now) / 1e9 - 1.0).abs() < 0.3);
-        links.set_peers(&[peer("b", 1)], began);
+        links.set_peers((&[peer("b", 1)], SECOND), began);
         assert!(links.capacity_bps(now) > 0.0, "a peer that stays keeps its estimate");
-        links.set_peers(&[peer("b", 3)], began);
+        links.set_peers((&[peer("b", 3)], SECOND), began);
         assert_eq!(links.capacity_bps(now), 0.0, "another address is another link");
     }
 }

@@ -90,7 +90,8 @@ pub(crate) struct DesiredProbes {
 impl DesiredProbes {
     pub(crate) fn plan(&self, plan: ProbePlan) {
         // Here and not where the plan is followed: a grant of the same orders names a peer of this plan.
-        lock(&self.links).set_peers(&plan.peers, Instant::now());
+        let echo_interval = Duration::from_millis(plan.echo_interval_ms);
+        lock(&self.links).set_peers((&plan.peers, echo_interval), Instant::now());
         self.plan.send_replace(plan);
     }
 

@@ -3,9 +3,13 @@
 use super::*;
 use crate::spool::Spool;
 use flexcomm_probes::echo::Loss;
+use flexcomm_probes::edge::{PingSettings, ping_many};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
+
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 
 const FAST_BPS: f64 = 235e6;
 /// What is left of it beside a test: less than half, but more than what no sharing explains.
@@ -19,7 +23,8 @@ struct Bench {
     _folder: tempfile::TempDir,
 }
 
-fn minimal(text: &str) -> Config {
+/// The controller is on loopback by default.
+fn config(text: &str) -> Config {
     Config::parse(text, crate::Overrides { token: Some("a-test-token".into()), ..Default::default() }).unwrap()
 }
 
@@ -35,7 +40,7 @@ impl Bench {
         let links = Arc::new(Mutex::new(Links::new(Instant::now())));
         let (node, throughput_port) = ("b".parse().unwrap(), server.port());
         let peers = [EchoPeer { node, addr: server.ip(), echo_port: 1, throughput_port }];
-        lock(&links).set_peers(&peers, Instant::now());
+        lock(&links).set_peers((&peers, Duration::from_millis(100)), Instant::now());
         let tests = Tests {
             links: links.clone(),
             token: token(),
@@ -122,24 +127,22 @@ async fn a_test_that_brings_a_result_is_over() {
     bench.is_believed_again();
 }
 
-/// The loopback answers ICMP on all of 127.0.0.0/8, and nobody answers echoes there.
+/// The loopback answers ICMP on all of 127.0.0.0/8, and nothing answers UDP echoes there.
 #[tokio::test]
 async fn a_peer_whose_echoes_are_lost_is_measured_by_icmp_until_it_answers_them() {
+    let addr = IpAddr::from([127, 0, 0, 77]);
+    if let Err(error) = ping_many(&[addr], &PingSettings::default(), &AtomicBool::new(true), &mut |_| {}) {
+        return skipped::skipped(&format!("no ICMP socket is allowed here ({error})"));
+    }
     let metrics = Metrics::new().unwrap();
     let began = Instant::now();
+    let peer = EchoPeer { node: "b".parse().unwrap(), addr, echo_port: 7071, throughput_port: 7072 };
     let mut links = Links::new(began);
-    let peer = EchoPeer {
-        node: "b".parse().unwrap(),
-        addr: Ipv4Addr::new(127, 0, 0, 77).into(),
-        echo_port: 7071,
-        throughput_port: 7072,
-    };
-    links.set_peers(std::slice::from_ref(&peer), began);
-    assert_eq!(links.without_echoes(began), Vec::<IpAddr>::new(), "it has had no time to answer");
+    links.set_peers((std::slice::from_ref(&peer), Duration::from_millis(100)), began);
+    assert!(links.silent(began).is_empty(), "it has had no time to answer");
     let (links, quit) = (Arc::new(Mutex::new(links)), Arc::new(AtomicBool::new(false)));
-    let hosts = Hosts::of(&minimal("ping_hosts = [\"127.0.0.78\", \"gateway\"]"));
-    let shared = (links.clone(), Arc::new(Mutex::new(hosts)), metrics.clone(), quit.clone());
-    let seen = shared.1.clone();
+    let hosts = Arc::new(Mutex::new(Hosts::of(&config("ping_hosts = [\"127.0.0.78\", \"gateway\"]"))));
+    let shared = (links.clone(), hosts.clone(), metrics.clone(), quit.clone());
     let pings = tokio::task::spawn_blocking(move || pings::watch(&shared.0, &shared.1, &shared.2, &shared.3));
     let lost = BTreeMap::from([(echo_addr(&peer), Loss { sent: 9, answered: 0, out: None, back: None })]);
     let report = loop {
@@ -150,19 +153,15 @@ async fn a_peer_whose_echoes_are_lost_is_measured_by_icmp_until_it_answers_them(
             break report;
         }
     };
-    assert!((0.0..1e5).contains(&report.latency_us) && report.loss_out < 0.5, "{report:?}");
+    assert!(report.by_icmp && report.latency_us < 1e6 && report.loss_out < 0.5, "{report:?}");
     assert!(metrics.peers_pinged_total.get() > 0);
     quit.store(true, Ordering::Relaxed);
     pings.await.unwrap();
-    let seen = lock(&seen).seen();
+    let seen = lock(&hosts).seen();
     assert_eq!(
         seen.iter().map(|host| host.host.as_str()).collect::<Vec<_>>(),
         ["127.0.0.78"],
         "no gateway on loopback"
     );
-    assert!(seen[0].loss < 0.5 && seen[0].round_trip_us.is_some(), "{seen:?}");
-    let now = Instant::now();
-    lock(&links).echo(echo_addr(&peer), 1e-4, now);
-    assert_eq!(lock(&links).without_echoes(now), Vec::<IpAddr>::new());
-    assert_eq!(lock(&links).pinged(peer.addr, Some(1.0), now), 0, "echoes are better");
+    assert!(seen[0].addr.is_some() && seen[0].loss.is_some_and(|loss| loss < 0.5), "{seen:?}");
 }

@@ -77,7 +77,8 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         None => app.store.memory_of_one_like(job).await?,
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    let begun_with = recent.whole.last().filter(|_| in_force.is_none()).map(|step| step.ran.clone());
+    let begun_with = recent.whole.last().filter(|step| in_force.is_none() && step.version == version);
+    let begun_with = begun_with.map(|step| step.ran.clone());
     let decided = in_force.as_ref().map(|f| &f.decision.plan).or(begun_with.as_ref());
     let now_decided = decided.map(|plan| (version, plan));
     let as_decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();

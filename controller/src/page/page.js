@@ -160,7 +160,7 @@ function showScenario(scenario) {
   chip.title = [`in force on ${follow.join(", ") || "no node yet"}`, ...refused.map(([n, why]) => `${n}: ${why}`)].join("\n");
 }
 
-const hostWords = ({ host, addr, round_trip_us, loss }) => `${host}${addr ? ` ${addr}` : ""}: ${round_trip_us === null ? "no answer" : micros(round_trip_us)}${loss ? `, ${percent(loss)} lost` : ""}`;
+const hostWords = ({ host, addr, round_trip_us, loss }) => `${host}${addr ? ` ${addr}` : ""}: ${loss === null ? "not pinged yet" : round_trip_us === null ? "no answer" : micros(round_trip_us)}${loss ? `, ${percent(loss)} lost` : ""}`;
 
 function showNodes(nodes) {
   $("nodes-sub").textContent = `${nodes.filter((n) => n.live).length} of ${nodes.length} agents alive`;
@@ -385,7 +385,7 @@ function alternatives(report) {
       el("td", {}, strategyWords(s)), el("td", {}, share(partsOf(s).cr)),
       el("td", { class: "num" }, seconds(a.t_comp_s)), el("td", { class: "num" }, seconds(a.t_sync_s)),
       el("td", { class: "num bar-cell" }, seconds(a.t_step_s), bar), el("td", { class: "num" }, share(a.gain)),
-      el("td", { class: "num" }, percent(a.saves)), el("td", { class: "num" }, percent(a.sure)),
+      el("td", { class: "num" }, a.score === null ? "–" : percent(a.saves)), el("td", { class: "num" }, a.score === null ? "–" : percent(a.sure)),
       el("td", {}, same ? el("span", { class: "tag" }, "chosen") : a.score === null ? "not admitted" : a.on_front ? "on the front" : ""));
   };
   return el("div", { class: "scroll" }, el("table", { class: "list alts" }, el("thead", {}, head), el("tbody", {}, ...all.map(row))));

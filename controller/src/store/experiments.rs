@@ -14,9 +14,9 @@ pub struct ExperimentRow {
     pub kind: String,
     /// How many.
     pub count: u64,
-    /// Seconds: of tests those that they lasted, of trials those that steps were longer by.
+    /// Seconds: of tests those that they lasted, of live trials those without training, of shadow trials those of rank 0's steps.
     pub seconds: f64,
-    /// Bytes that tests sent.
+    /// Bytes that tests sent, and of tests that failed at most.
     pub bytes: u64,
     /// Processor time of tests, at the end that began them.
     pub cpu_s: f64,
@@ -33,14 +33,17 @@ impl Store {
     }
 }
 
-/// Adds a test to what each job took that runs on both nodes.
+/// Adds a test to what each job took that runs on both nodes. What never began took nothing.
 pub(super) async fn add_test(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputReport) -> Result<()> {
+    if r.took_us.is_none() && r.bytes == 0 {
+        return Ok(());
+    }
     let text = "INSERT INTO experiments (job, kind, id, count, seconds, bytes, cpu_s)
         SELECT job, 'throughput-test', 0, 1, $3, $4, $5 FROM jobs WHERE ended_us IS NULL
             AND EXISTS (SELECT 1 FROM ranks WHERE ranks.job = jobs.job AND node = $1 AND left_us IS NULL)
             AND EXISTS (SELECT 1 FROM ranks WHERE ranks.job = jobs.job AND node = $2 AND left_us IS NULL)
         ON CONFLICT (job, kind, id) DO UPDATE SET count = count + 1, seconds = seconds + excluded.seconds,
-            bytes = bytes + excluded.bytes, cpu_s = cpu_s + excluded.cpu_s";
+            bytes = min(bytes + excluded.bytes, 1 << 62), cpu_s = cpu_s + excluded.cpu_s";
     let seconds = |us: Option<f64>| us.unwrap_or_default() * 1e-6;
     let (took_s, cpu_s) = (seconds(r.took_us), seconds(r.cpu_us));
     sql!("store what a test took", text, node, r.peer, took_s, r.bytes, cpu_s).execute(db).await
@@ -51,7 +54,7 @@ pub(super) async fn put_trial(db: &mut SqliteConnection, r: &TrialReport) -> Res
     if r.rank != 0 {
         return Ok(());
     }
-    let ran = r.outcomes.iter().any(|outcome| outcome.iterations > 0);
+    let ran = r.cost_us > 0.0;
     let shadowed = r.outcomes.iter().any(|outcome| outcome.shadow_gain.is_some());
     let kinds = [("live-trial", ran, r.cost_us), ("shadow-trial", shadowed, r.shadow_us.unwrap_or_default())];
     for (kind, _, us) in kinds.into_iter().filter(|(_, has, _)| *has) {

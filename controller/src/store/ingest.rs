@@ -568,6 +568,7 @@ mod tests {
             jitter_us: 0.0,
             loss_out: 0.0,
             loss_back: 0.1,
+            by_icmp: false,
         };
         let put = async |name: &str, first: u64, links: &[(&str, f64)]| {
             let numbered = (first..).zip(links);

@@ -73,7 +73,7 @@ pub struct PathRow {
 row! {
     LinkReport {
         peer: dst, latency_us, latency_confidence, latency_age_ms, bandwidth_bps, bandwidth_confidence,
-        bandwidth_age_ms, jitter_us, loss_out, loss_back
+        bandwidth_age_ms, jitter_us, loss_out, loss_back, by_icmp
     }
 }
 row!(LinkRow { src, dst, received: received_us; report });
@@ -162,10 +162,10 @@ pub(super) async fn put(
             let first = values.len();
             let value = |number: usize| first + number;
             let [peer, latency, bandwidth] = [1, 2, 5].map(value);
-            let columns: Vec<String> = (2..=10).map(|number| format!("${}", value(number))).collect();
+            let columns: Vec<String> = (2..=11).map(|number| format!("${}", value(number))).collect();
             texts.push(format!(
                 "INSERT OR REPLACE INTO links (src, dst, received_us, latency_us, latency_confidence, latency_age_ms,
-                    bandwidth_bps, bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back)
+                    bandwidth_bps, bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back, by_icmp)
                  SELECT $1, node, $2, {} FROM nodes WHERE node = ${peer};
                  INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
                  SELECT $1, node, $2, ${latency}, ${bandwidth} FROM nodes WHERE node = ${peer}",
@@ -176,6 +176,7 @@ pub(super) async fn put(
             values.push(r.bandwidth_bps.to_value());
             let rest = [r.bandwidth_confidence, r.bandwidth_age_ms, r.jitter_us, r.loss_out, r.loss_back];
             values.extend(rest.map(|value| value.to_value()));
+            values.push(r.by_icmp.to_value());
         }
         // Two rows of each.
         stored += Statement::new("store links", AssertSqlSafe(texts.join("; ")), values).affected(&mut *db).await?

@@ -315,6 +315,7 @@ mod tests {
             jitter_us: 0.0,
             loss_out: 0.0,
             loss_back: 0.0,
+            by_icmp: false,
         });
         let hello = ReportBody::JobSeen(alone("other".parse().unwrap()));
         // One that stores something before it is refused.

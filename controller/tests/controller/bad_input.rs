@@ -3,7 +3,7 @@
 use crate::common::{Agent, Api, Network, Server, TOKEN, config, problem};
 use flexcomm_domain::Strategy;
 use flexcomm_wire::api::{LinkView, NodeView, ScenarioSet, ScenarioView};
-use flexcomm_wire::{Heartbeat, Register, ReportAck, ReportBatch, ReportBody, StrategyWire};
+use flexcomm_wire::{Heartbeat, HostSeen, Register, ReportAck, ReportBatch, ReportBody, StrategyWire};
 use serde_json::{Value, json};
 
 const GOOD: Network = Network { latency_us: 100.0, bandwidth_bps: 1e9 };
@@ -261,6 +261,18 @@ async fn clocks_that_jump_move_nothing() {
     let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
     assert!(nodes[0].live && nodes[0].heartbeat_age_ms < 60_000);
     s.intact().await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_counts_whatever_it_tells_of_hosts() {
+    let s = scene().await;
+    let host = |loss| HostSeen { host: "gateway".into(), addr: None, round_trip_us: None, loss };
+    for (hosts, shown) in [(vec![host(Some(0.5))], 1), (vec![host(Some(1.5))], 0), (vec![host(None); 9], 0), (vec![], 0)] {
+        let beat = Heartbeat { instance: s.a.instance, now_us: 1, orders_epoch: 0, spooled: 0, hosts };
+        assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
+        let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
+        assert!(nodes[0].live && nodes[0].hosts.len() == shown, "{:?}", nodes[0]);
+    }
 }
 
 #[tokio::test]

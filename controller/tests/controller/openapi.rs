@@ -194,7 +194,7 @@ fn bodies_and_orders_are_described_field_by_field() {
     let kinds = document.named("ReportBody")["oneOf"].as_array().unwrap().len();
     assert_eq!(kinds, bodies.len(), "a kind of report is not described, or has no sample here");
     let addr = Some([10, 0, 0, 1].into());
-    let hosts = vec![HostSeen { host: "gateway".into(), addr, round_trip_us: Some(200.0), loss: 0.0 }];
+    let hosts = vec![HostSeen { host: "gateway".into(), addr, round_trip_us: Some(200.0), loss: Some(0.0) }];
     let beat = Heartbeat { instance: 1, now_us: 1, orders_epoch: 1, spooled: 1, hosts };
     let samples = [
         ("Register", json!(Register { previous: vec![1], ..agent.registration() })),

@@ -263,16 +263,18 @@ impl Job {
         if self.control.is_sampled() {
             self.leader_shadows.observe(bucket.params(), gradient);
         }
-        let observed = match self.shadows.begin(0, bucket) {
-            Ok(true) => return,
+        let begun = self.shadows.begin(0, bucket);
+        let observed = match begun {
             Ok(false) => self.shadows.observe(0, bucket, gradient),
-            Err(error) => Err(error),
+            _ => Ok(()),
         };
-        if let Err(error) = observed {
+        if let Err(error) = begun.as_ref().map(|_| ()).and(observed.as_ref().copied()) {
             tracing::warn!(%error, "the shadow trial is dropped");
         }
+        // In the step in which they begin they see no gradient yet.
+        let gains = if matches!(begun, Ok(true)) { None } else { self.shadows.end_step() };
         self.reporter.shadows_took(began.elapsed());
-        if let Some(gains) = self.shadows.end_step() {
+        if let Some(gains) = gains {
             self.reporter.shadows(&gains);
         }
     }

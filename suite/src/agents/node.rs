@@ -369,7 +369,7 @@ impl Node {
     /// Follows another probe plan.
     fn probe(&mut self, context: &mut NodeContext<'_>, plan: &ProbePlan) {
         let now = self.instant(context.now());
-        self.links.set_peers(&plan.peers, now);
+        self.links.set_peers((&plan.peers, Duration::from_millis(plan.echo_interval_ms)), now);
         self.echo_interval_s = plan.echo_interval_ms as f64 * 1e-3;
         let wanted: Vec<SocketAddr> = plan.peers.iter().map(echo_addr).collect();
         self.targets.retain(|peer, _| wanted.contains(peer));

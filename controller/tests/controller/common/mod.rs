@@ -222,6 +222,7 @@ impl Agent {
             jitter_us: 5.0,
             loss_out: 0.0,
             loss_back: 0.0,
+            by_icmp: false,
         })
     }
 

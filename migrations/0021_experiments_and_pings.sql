@@ -9,3 +9,5 @@ CREATE TABLE experiments (
     cpu_s REAL NOT NULL,
     PRIMARY KEY (job, kind, id)
 ) STRICT, WITHOUT ROWID;
+-- Whether latency and losses are those of ICMP, since the peer answers no UDP echo.
+ALTER TABLE links ADD COLUMN by_icmp INTEGER NOT NULL DEFAULT 0;
