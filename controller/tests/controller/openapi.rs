@@ -131,8 +131,12 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
         cpu_us: Some(1e3),
         error: Some("it broke".into()),
     };
+    let mut link = agent.link("b", GOOD);
+    if let ReportBody::Link(report) = &mut link {
+        report.by_icmp = true;
+    }
     vec![
-        agent.link("b", GOOD),
+        link,
         ReportBody::Throughput(throughput),
         ReportBody::Path(PathReport { peer: node("b"), hops: vec![None, Some([10, 0, 0, 2].into())] }),
         hello,
