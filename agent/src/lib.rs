@@ -24,6 +24,9 @@ mod reconciler;
 mod reports;
 mod scrape;
 mod shaping;
+#[cfg(test)]
+#[path = "../../tests/skipped.rs"]
+mod skipped;
 mod spool;
 pub mod tc;
 mod trainers;

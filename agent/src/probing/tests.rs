@@ -1,15 +1,13 @@
 //! What links are told of throughput tests, by what carries the tests out.
 
 use super::*;
+use crate::skipped;
 use crate::spool::Spool;
 use flexcomm_probes::echo::Loss;
 use flexcomm_probes::edge::{PingSettings, ping_many};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
-
-#[path = "../../../tests/skipped.rs"]
-mod skipped;
 
 const FAST_BPS: f64 = 235e6;
 /// What is left of it beside a test: less than half, but more than what no sharing explains.

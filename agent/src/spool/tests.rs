@@ -1,8 +1,6 @@
 use super::*;
+use crate::skipped;
 use proptest::prelude::*;
-
-#[path = "../../../tests/skipped.rs"]
-mod skipped;
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()

@@ -267,7 +267,9 @@ async fn clocks_that_jump_move_nothing() {
 async fn a_heartbeat_counts_whatever_it_tells_of_hosts() {
     let s = scene().await;
     let host = |loss| HostSeen { host: "gateway".into(), addr: None, round_trip_us: None, loss };
-    for (hosts, shown) in [(vec![host(Some(0.5))], 1), (vec![host(Some(1.5))], 0), (vec![host(None); 9], 0), (vec![], 0)] {
+    for (hosts, shown) in
+        [(vec![host(Some(0.5))], 1), (vec![host(Some(1.5))], 0), (vec![host(None); 9], 0), (vec![], 0)]
+    {
         let beat = Heartbeat { instance: s.a.instance, now_us: 1, orders_epoch: 0, spooled: 0, hosts };
         assert_eq!(s.api.post("/api/v1/agents/a/heartbeat", &beat).await.status(), 204);
         let nodes: Vec<NodeView> = s.api.json("/api/v1/nodes").await;
