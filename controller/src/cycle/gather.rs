@@ -1,6 +1,6 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Strategy, Timestamp};
+use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Plan, Strategy, Timestamp};
 use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
@@ -77,8 +77,12 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         None => app.store.memory_of_one_like(job).await?,
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
-    let begun_with = recent.whole.last().filter(|step| in_force.is_none() && step.version == version);
-    let begun_with = begun_with.map(|step| step.ran.clone());
+    let offer = offer(ranks, job.gradient_values, &mut waiting);
+    // Of what no trainer offers the sizes of messages are not known.
+    let is_known =
+        |plan: &Plan| plan.strategies().iter().all(|x| x.is_dense() || offer.codecs.contains_key(&x.family()));
+    let newest = recent.whole.last().filter(|step| in_force.is_none() && step.version == version);
+    let begun_with = newest.map(|step| step.ran.clone()).filter(is_known);
     let decided = in_force.as_ref().map(|f| &f.decision.plan).or(begun_with.as_ref());
     let now_decided = decided.map(|plan| (version, plan));
     let as_decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
@@ -102,7 +106,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let snapshot = Arc::new(Snapshot {
         begun: job.created,
         backend: job.backend.clone(),
-        offer: offer(ranks, job.gradient_values, &mut waiting),
+        offer,
         links,
         profiles,
         times,

@@ -79,9 +79,7 @@ async fn measure(
     if gathered.recent.whole.is_empty() {
         return Ok(None);
     }
-    let snapshot = &gathered.snapshot;
-    let in_force =
-        (snapshot.in_force.is_some() || snapshot.begun_with.is_some()).then(|| (snapshot.version(), snapshot.plan()));
+    let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let around = Surroundings { prediction, in_force, now: gathered.now };
     let open = app.store.open_interval(job).await?;
     let cut = intervals::cut(open.clone(), &gathered.recent.whole, &around);
