@@ -64,7 +64,9 @@ impl Presence {
         let mut all = self.seen.lock();
         let own = all.get_mut(node).filter(|s| s.instance == beat.instance);
         let note = |seen: &mut Seen| {
-            let (instance, hosts) = (seen.instance, beat.hosts.clone());
+            // A sign of life is one, whatever hosts it lists.
+            let hosts = if beat.check().is_ok() { beat.hosts.clone() } else { Vec::new() };
+            let instance = seen.instance;
             *seen = Seen { instance, last: now, spooled: beat.spooled, epoch: beat.orders_epoch, hosts };
         };
         own.map(note).is_some()

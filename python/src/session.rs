@@ -430,8 +430,12 @@ impl Session {
                 tracing::warn!(%error, "the shadow trial is dropped");
             }
         }
-        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+        self.shadows_took_since(began);
         Ok(())
+    }
+
+    fn shadows_took_since(&mut self, began: Duration) {
+        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
     }
 
     /// What the shadows have seen of a step's buckets by now is all of it.
@@ -439,7 +443,7 @@ impl Session {
         let began = self.clock.elapsed();
         let gains = self.shadows.end_step();
         if self.shadows.under_way() || gains.is_some() {
-            self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+            self.shadows_took_since(began);
         }
         if let Some(gains) = gains {
             self.reporter.shadows(&gains);
@@ -451,7 +455,7 @@ impl Session {
         self.control.sample()?;
         let began = self.clock.elapsed();
         let sample = self.leader_shadows.sample(self.control.begins_sampling(), self.store.buckets().iter().map(lock));
-        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+        self.shadows_took_since(began);
         Some(sample)
     }
 
@@ -461,7 +465,7 @@ impl Session {
         if let Err(error) = self.leader_shadows.receive(rows, self.store.buckets().iter().map(lock)) {
             tracing::warn!(%error, "the shadow trials of AR-Topk are dropped");
         }
-        self.reporter.shadows_took(self.clock.elapsed().saturating_sub(began));
+        self.shadows_took_since(began);
         if self.control.reports_samples() {
             let gains = self.leader_shadows.gains();
             if gains.is_empty() {

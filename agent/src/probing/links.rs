@@ -45,6 +45,19 @@ pub struct Pinged {
     pub is_first_answer: bool,
 }
 
+impl Link {
+    /// Whether it has answered no UDP echo for so long.
+    fn is_silent(&self, silent_after: Duration, now: Instant) -> bool {
+        now.duration_since(self.answered) >= silent_after
+    }
+
+    fn round_trip(&mut self, at: Timestamp, rtt_s: f64) {
+        if let Err(error) = self.estimator.echo(at, rtt_s) {
+            tracing::debug!(peer = %self.peer.node, "echo rejected: {error}");
+        }
+    }
+}
+
 /// One estimator per peer of the probe plan. Times are those of the monotonic clock.
 pub struct Links {
     began: Instant,
@@ -116,22 +129,20 @@ impl Links {
         let at = self.at(now);
         let Some(link) = self.links.values_mut().find(|link| echo_addr(&link.peer) == from) else { return };
         (link.answered, link.pings) = (now, None);
-        if let Err(error) = link.estimator.echo(at, rtt_s) {
-            tracing::debug!(peer = %link.peer.node, "echo rejected: {error}");
-        }
+        link.round_trip(at, rtt_s);
     }
 
     /// Addresses of peers that answer no UDP echo.
     pub fn silent(&self, now: Instant) -> Vec<IpAddr> {
-        let silent = self.links.values().filter(|link| now.duration_since(link.answered) >= self.silent_after);
+        let silent = self.links.values().filter(|link| link.is_silent(self.silent_after, now));
         silent.map(|link| link.peer.addr.to_canonical()).collect()
     }
 
     /// The round trip of an ICMP echo, or that it was lost: counts for peers that answer no UDP echo, of whom it tells.
     pub fn pinged(&mut self, addr: IpAddr, rtt_s: Option<f64>, now: Instant) -> Vec<Pinged> {
         let (at, silent_after) = (self.at(now), self.silent_after);
-        let is_silent = |link: &&mut Link| now.duration_since(link.answered) >= silent_after;
-        let at_addr = self.links.values_mut().filter(|link| link.peer.addr.to_canonical() == addr).filter(is_silent);
+        let at_addr = self.links.values_mut().filter(|link| link.peer.addr.to_canonical() == addr);
+        let silent = at_addr.filter(|link| link.is_silent(silent_after, now));
         let take = |link: &mut Link| {
             let pings = link.pings.get_or_insert_default();
             let is_first_answer = pings.answered == 0 && rtt_s.is_some();
@@ -139,12 +150,10 @@ impl Links {
             if pings.sent > MOST_PINGS {
                 (pings.sent, pings.answered) = (pings.sent / 2, pings.answered / 2);
             }
-            if let Some(Err(error)) = rtt_s.map(|rtt_s| link.estimator.echo(at, rtt_s)) {
-                tracing::debug!(peer = %link.peer.node, "round trip rejected: {error}");
-            }
+            rtt_s.into_iter().for_each(|rtt_s| link.round_trip(at, rtt_s));
             Pinged { peer: link.peer.clone(), is_first_answer }
         };
-        at_addr.map(take).collect()
+        silent.map(take).collect()
     }
 
     /// A throughput test begins to share the link with the job.
@@ -222,8 +231,8 @@ impl Links {
             // All of the UDP echoes are lost then.
             let pings = link.pings.filter(|pings| pings.answered > 0);
             let Some(loss) = pings.as_ref().or(losses.get(&echo_addr(&link.peer))) else { continue };
-            let Some(mut report) = report(&link.peer.node, &link.estimator.estimate(at), loss) else { continue };
-            report.by_icmp = pings.is_some();
+            let (estimate, by_icmp) = (link.estimator.estimate(at), pings.is_some());
+            let Some(report) = report(&link.peer.node, &estimate, (loss, by_icmp)) else { continue };
             if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
                 due_now.push(report);
@@ -239,7 +248,7 @@ pub fn echo_addr(peer: &EchoPeer) -> SocketAddr {
 }
 
 /// None before the first round trip: there is nothing to say.
-fn report(peer: &NodeName, estimate: &Estimate, loss: &Loss) -> Option<LinkReport> {
+fn report(peer: &NodeName, estimate: &Estimate, (loss, by_icmp): (&Loss, bool)) -> Option<LinkReport> {
     let share = |x: f64| if x.is_finite() { x.clamp(0.0, 1.0) } else { 0.0 };
     Some(LinkReport {
         peer: peer.clone(),
@@ -253,7 +262,7 @@ fn report(peer: &NodeName, estimate: &Estimate, loss: &Loss) -> Option<LinkRepor
         // With too few answers to tell the ways apart, a request without an answer counts as lost on the way out.
         loss_out: share(loss.out.unwrap_or(loss.share())),
         loss_back: share(loss.back.unwrap_or(0.0)),
-        by_icmp: false,
+        by_icmp,
     })
 }
 

@@ -1,5 +1,5 @@
 //! ICMP echo: to peers that answer no UDP echo, which may be filtered on the way to them, and to hosts that are no nodes, by which a
-//! network that is down is told from a peer that is.
+//! network that is down is distinguished from a peer that is.
 
 use super::links::{Links, Pinged};
 use super::lock;
@@ -108,7 +108,7 @@ fn resolve(name: &str) -> Option<IpAddr> {
     Some(found.ip().to_canonical())
 }
 
-/// Looks names up in a thread that nobody waits for: it may take minutes while the network is down.
+/// Looks names up in a thread that is not joined: it may take minutes while the network is down.
 fn resolving(hosts: &Arc<Mutex<Hosts>>) -> Option<JoinHandle<()>> {
     let (names, hosts) = (lock(hosts).to_resolve(), hosts.clone());
     let look_up = move || {
@@ -134,7 +134,7 @@ fn gateway(routes: &str) -> Option<IpAddr> {
     routes.lines().skip(1).find_map(of)
 }
 
-/// Pings what is due until `quit`. Where the system allows no ICMP sockets it says so once and ends, and nothing is told of hosts.
+/// Pings what is due until `quit`. Where the system allows no ICMP sockets it logs that once and ends, and no hosts are reported.
 pub(super) fn watch(links: &Mutex<Links>, hosts: &Arc<Mutex<Hosts>>, metrics: &Metrics, quit: &AtomicBool) {
     let (mut hosts_at, mut peers_at, mut resolver) = (Instant::now(), Instant::now(), None::<JoinHandle<()>>);
     while !quit.load(Ordering::Relaxed) {

@@ -91,10 +91,7 @@ pub(super) async fn heartbeat(
 
 /// Takes note of a heartbeat.
 pub(crate) fn alive(app: &App, node: &NodeName, beat: &Heartbeat) -> Result<(), ApiError> {
-    // A sign of life is one, whatever else it tells.
-    let hosts = beat.check().map(|()| beat.hosts.clone()).unwrap_or_default();
-    let beat = Heartbeat { hosts, ..beat.clone() };
-    if app.presence.heartbeat(node, &beat, app.clock.now()) { Ok(()) } else { Err(again(node)) }
+    if app.presence.heartbeat(node, beat, app.clock.now()) { Ok(()) } else { Err(again(node)) }
 }
 
 /// A batch whose reports may be anything: a bad one must not hold up the good ones. Each is read by itself, straight from the

@@ -49,15 +49,15 @@ async fn tests_count_for_the_jobs_on_both_nodes_and_a_trial_counts_once() {
     b.report(&api, vec![test("a", Some(4e4))]).await;
     spare.report(&api, vec![test("a", Some(1e6))]).await;
     let order = trial_asked_for(&api, a).await;
-    let told = |agent: &Agent, shadow: Option<f64>| {
+    let reported = |agent: &Agent, shadow: Option<f64>| {
         let ReportBody::Trial(mut report) = agent.trial(&order) else { unreachable!("a trial is reported") };
         (report.shadow_us, report.outcomes[0].shadow_gain) = (shadow, shadow.map(|_| 0.5));
         ReportBody::Trial(report)
     };
     // The leader completes its report as shadows tell more.
-    let reports = vec![told(a, None), told(a, Some(1e3)), told(a, Some(3e3))];
+    let reports = vec![reported(a, None), reported(a, Some(1e3)), reported(a, Some(3e3))];
     a.report(&api, reports).await;
-    b.report(&api, vec![told(b, Some(9e3))]).await;
+    b.report(&api, vec![reported(b, Some(9e3))]).await;
     let entries: Vec<Value> = api.json(path).await;
     let of = |kind: &str| {
         let entry = entries.iter().find(|entry| entry["kind"] == kind).unwrap();

@@ -263,12 +263,11 @@ impl Job {
         if self.control.is_sampled() {
             self.leader_shadows.observe(bucket.params(), gradient);
         }
-        let begun = self.shadows.begin(0, bucket);
-        let observed = match begun {
-            Ok(false) => self.shadows.observe(0, bucket, gradient),
-            _ => Ok(()),
+        let begun = match self.shadows.begin(0, bucket) {
+            Ok(false) => self.shadows.observe(0, bucket, gradient).map(|()| false),
+            begun => begun,
         };
-        if let Err(error) = begun.as_ref().map(|_| ()).and(observed.as_ref().copied()) {
+        if let Err(error) = &begun {
             tracing::warn!(%error, "the shadow trial is dropped");
         }
         // In the step in which they begin they see no gradient yet.
