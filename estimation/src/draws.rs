@@ -37,6 +37,11 @@ impl Draws {
         Self { rows }
     }
 
+    /// Those of what forward and backward take, whatever else there is.
+    pub fn compute(&self) -> &[f64] {
+        self.row(ROWS - 1)
+    }
+
     /// Those of one quantity.
     pub fn row(&self, of: usize) -> &[f64] {
         let at = of % ROWS * DRAWS;

@@ -363,7 +363,7 @@ impl Exchange {
     pub fn steps(&mut self, of: &[Of], by_group: &[usize], shape: &Shape, seen: &Seen) -> bool {
         let paths = || of.iter().map(|(_, path)| *path);
         let numbers = paths().flat_map(|path| [path.alpha_s, path.beta_s]).chain(seen.compress_s.iter().copied());
-        let usable = numbers.chain([seen.seconds, seen.sd, shape.compute_s]).all(|v| v.is_finite() && v >= 0.0);
+        let usable = numbers.chain([seen.seconds, seen.sd, shape.compute.median_s]).all(|v| v.is_finite() && v >= 0.0);
         let has_all = seen.compress_s.len() == of.len() && by_group.iter().all(|of_group| *of_group < of.len());
         if !usable || !has_all || paths().all(|path| path.alpha_s + path.beta_s == 0.0) {
             return false;
@@ -383,7 +383,9 @@ impl Exchange {
             let each = places.iter().zip(of).zip(compress_s);
             let costs: Vec<Cost> =
                 each.map(|((place, (_, path)), compress_s)| factors(place).cost(*path, *compress_s)).collect();
-            (shape.exposed(backward_s(shape, at[places[0].backward]), |group| costs[by_group[group]]) + floor_s).ln()
+            (shape.exposed(backward_s(shape.compute.median_s, at[places[0].backward]), |group| costs[by_group[group]])
+                + floor_s)
+                .ln()
         };
         let mut all: Vec<usize> = places.iter().flat_map(Places::all).collect();
         all.sort_unstable();
@@ -457,7 +459,7 @@ impl Exchange {
     }
 
     /// What steps wait for their exchange, in samples of each plan: which of these strategies each group of the shape's buckets has.
-    /// `compress_s` is what compressing a whole gradient takes, in samples of each strategy.
+    /// `compute_s` is what forward and backward take, in samples, `compress_s` compressing a whole gradient, in samples of each strategy.
     ///
     /// Where the network is not known since it changed, the samples are those in which `in_force` (which of the plans, and the seconds
     /// that its steps wait) takes what it takes.
@@ -465,7 +467,7 @@ impl Exchange {
         &mut self,
         of: &[Of],
         plans: &[Vec<usize>],
-        (shape, compress_s): (&Shape, &[&[f64]]),
+        (shape, compute_s, compress_s): (&Shape, &[f64], &[&[f64]]),
         in_force: Option<(usize, f64)>,
         (draws, from): (&Draws, usize),
     ) -> Vec<Vec<f64>> {
@@ -473,7 +475,11 @@ impl Exchange {
         let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
         let Some(any) = places.first().copied() else { return vec![vec![0.0; DRAWS]; plans.len()] };
         let samples = self.joint.samples(draws, from);
-        let backward_s: Vec<f64> = samples[any.backward].iter().map(|share| backward_s(shape, *share)).collect();
+        let backward_s: Vec<f64> = samples[any.backward]
+            .iter()
+            .zip(compute_s)
+            .map(|(share, compute_s)| backward_s(*compute_s, *share))
+            .collect();
         // All strategies see the same network.
         let mut network: Vec<Factors> = (0..DRAWS).map(|k| any.factors(0.0, |at| samples[at][k])).collect();
         let factor = |(i, places): (usize, &Places)| -> Vec<f64> {
@@ -524,7 +530,7 @@ impl Exchange {
             place.factors(place.own.map_or(0.0, |own| at[own]), |i| at[i]).cost(*path, 0.0)
         };
         let backward = places.first().map_or(BACKWARD.mean, |place| at[place.backward]);
-        (places.iter().zip(of).map(cost).collect(), backward_s(shape, backward))
+        (places.iter().zip(of).map(cost).collect(), backward_s(shape.compute.median_s, backward))
     }
 
     /// Keeps what is stored of it: numbers of single precision.
@@ -629,12 +635,12 @@ fn slower(waits_s: impl Fn(f64) -> f64, seen_s: f64) -> f64 {
 
 /// What a step waits is the end of its exchange less that of computing, each of which varies: less than this is noise.
 fn floor_s(shape: &Shape) -> f64 {
-    LEAST_SEEN_S + UNEVEN * shape.compute_s
+    LEAST_SEEN_S + UNEVEN * shape.compute.median_s
 }
 
 /// Seconds in which buckets become ready, which is this share of computing.
-fn backward_s(shape: &Shape, share: f64) -> f64 {
-    share.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1) * shape.compute_s
+fn backward_s(compute_s: f64, share: f64) -> f64 {
+    share.clamp(BACKWARD_RANGE.0, BACKWARD_RANGE.1) * compute_s
 }
 
 /// Step of numerical derivatives.

@@ -20,4 +20,4 @@ pub use draws::{DRAWS, Draws};
 pub use exchange::{CriticalPath, Exchange};
 pub use gains::Gains;
 pub use joint::{Joint, Normal, Row};
-pub use step::{Cost, Costs, Shape};
+pub use step::{Compute, Cost, Costs, Shape};

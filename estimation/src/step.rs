@@ -8,8 +8,32 @@ use flexcomm_domain::{MAX_BUCKETS, Plan, Strategy};
 pub struct Shape {
     /// In the order in which backward has them ready.
     groups: Vec<Group>,
-    /// Seconds of forward, backward and update.
-    pub compute_s: f64,
+    /// Forward, backward and update.
+    pub compute: Compute,
+}
+
+/// What forward, backward and update of a step take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compute {
+    /// Their median, seconds.
+    pub median_s: f64,
+    /// Their standard deviation, in logarithms.
+    sd: f64,
+}
+
+impl Compute {
+    /// Before the first step: 15 ms to 6 s with 95 %, as steps of one GPU take.
+    pub const UNKNOWN: Self = Self { median_s: 0.3, sd: 1.5 };
+
+    /// As measured.
+    pub fn measured(seconds: f64) -> Self {
+        Self { median_s: seconds, sd: 0.0 }
+    }
+
+    /// Seconds, by a row of draws.
+    pub fn samples(self, row: &[f64]) -> Vec<f64> {
+        row.iter().map(|draw| self.median_s * (self.sd * draw).exp()).collect()
+    }
 }
 
 /// Buckets that are exchanged one after the other.
@@ -61,7 +85,7 @@ const MOST_GROUPS: usize = 8;
 impl Shape {
     /// Of the values of each bucket; of none: one. `energies` are the buckets' shares in the gradient's energy; where there are not as many,
     /// they are those of the values.
-    pub fn new(values: &[u64], energies: &[f32], compute_s: f64) -> Self {
+    pub fn new(values: &[u64], energies: &[f32], compute: Compute) -> Self {
         let all: f64 = values.iter().map(|n| *n as f64).sum();
         let energy: f64 = energies.iter().map(|share| f64::from(*share)).sum();
         let known = energies.len() == values.len() && energy > 0.0;
@@ -81,7 +105,7 @@ impl Shape {
         if groups.is_empty() {
             groups.push(Group { share: 1.0, energy: 1.0, count: 1 });
         }
-        Self { groups, compute_s }
+        Self { groups, compute }
     }
 
     /// The groups' shares of the gradient's values: of what is sent and compressed.
@@ -148,17 +172,21 @@ mod tests {
     use super::*;
     use proptest::prelude::{prop, prop_assert, proptest};
 
+    fn job(values: &[u64], energies: &[f32], compute_s: f64) -> Shape {
+        Shape::new(values, energies, Compute::measured(compute_s))
+    }
+
     #[test]
     fn one_bucket_waits_for_all_of_its_exchange() {
         assert!(
-            (Shape::new(&[], &[], 1.0).exposed(0.6, |_| Cost { each_s: 0.1, all_s: 2.0, compress_s: 0.3 }) - 2.1).abs()
+            (job(&[], &[], 1.0).exposed(0.6, |_| Cost { each_s: 0.1, all_s: 2.0, compress_s: 0.3 }) - 2.1).abs()
                 < 1e-12
         );
     }
 
     #[test]
     fn what_is_ready_early_is_hidden_and_the_last_bucket_is_not() {
-        let shape = Shape::new(&[300, 100], &[], 1.0);
+        let shape = job(&[300, 100], &[], 1.0);
         // Ready at 0.6 and 0.8 s; 0.15 s and 0.05 s to send.
         assert!((shape.exposed(0.8, |_| Cost { each_s: 0.0, all_s: 0.2, compress_s: 0.0 }) - 0.05).abs() < 1e-12);
         // Of 1.5 s and 0.5 s the first is ready at 0.6 s, the second begins at 2.1 s.
@@ -170,7 +198,7 @@ mod tests {
 
     #[test]
     fn small_buckets_count_as_ready_together() {
-        let shape = Shape::new(&[1; 60], &[], 1.0);
+        let shape = job(&[1; 60], &[], 1.0);
         assert_eq!(shape.groups.len(), MOST_GROUPS);
         // All of them are sent, each with what it takes by itself.
         assert!((shape.exposed(0.0, |_| Cost { each_s: 0.1, all_s: 2.0, compress_s: 0.0 }) - 8.0).abs() < 1e-9);
@@ -178,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_may_be_dense_and_what_is_exposed_is_not() {
-        let shape = Shape::new(&[300, 100], &[], 1.0);
+        let shape = job(&[300, 100], &[], 1.0);
         let (dense, sparse) = (Cost { all_s: 0.8, ..Cost::default() }, Cost { all_s: 0.08, ..Cost::default() });
         // The first is sent from 0.6 s to 1.2 s, the second takes 8 ms behind it; all sparse: 0.02 s behind 0.8 s.
         assert!((shape.exposed(0.8, |at| [dense, sparse][at]) - 0.42).abs() < 1e-12);
@@ -187,13 +215,12 @@ mod tests {
 
     #[test]
     fn energies_are_as_measured_and_those_of_the_values_until_then() {
-        let energies =
-            |values: &[u64], energies: &[f32]| Shape::new(values, energies, 1.0).energies().collect::<Vec<_>>();
+        let energies = |values: &[u64], energies: &[f32]| job(values, energies, 1.0).energies().collect::<Vec<_>>();
         assert_eq!(energies(&[300, 100], &[0.125, 0.375]), [0.25, 0.75], "shares, whatever they add up to");
         for unknown in [&[][..], &[1.0], &[0.0, 0.0]] {
             assert_eq!(energies(&[300, 100], unknown), [0.75, 0.25]);
         }
-        let grouped = Shape::new(&[10, 1, 1, 10, 10, 10, 10, 10, 10, 10], &[0.1; 10], 1.0);
+        let grouped = job(&[10, 1, 1, 10, 10, 10, 10, 10, 10, 10], &[0.1; 10], 1.0);
         assert_eq!(grouped.energies().len(), MOST_GROUPS);
         assert!((grouped.energies().sum::<f64>() - 1.0).abs() < 1e-6);
         assert!(grouped.energies().any(|share| (share - 0.3).abs() < 1e-6), "of all three neighbours");
@@ -201,13 +228,13 @@ mod tests {
 
     #[test]
     fn plans_are_by_bucket_and_groups_are_of_neighbours() {
-        let shape = Shape::new(&[10, 1, 1, 10, 10, 10, 10, 10, 10, 10], &[], 1.0);
+        let shape = job(&[10, 1, 1, 10, 10, 10, 10, 10, 10, 10], &[], 1.0);
         let [dense, sparse] = ["none/dense-ring", "topk(k=0.1)+ef(vanilla)/allgather"].map(|s| s.parse().unwrap());
         let by_group: Vec<&Strategy> = (0..8).map(|group| if group < 2 { &dense } else { &sparse }).collect();
         let plan = shape.plan(by_group.iter().copied()).unwrap();
         assert_eq!(shape.by_group(&plan), by_group);
         assert_eq!(shape.shares().len(), 8);
-        assert!(Shape::new(&[1; 61], &[], 1.0).plan(vec![&dense; 8]).is_some(), "alike");
+        assert!(job(&[1; 61], &[], 1.0).plan(vec![&dense; 8]).is_some(), "alike");
     }
 
     proptest! {
@@ -215,7 +242,7 @@ mod tests {
         fn more_is_hidden_where_backward_is_longer_and_never_the_last_bucket(
             values in prop::collection::vec(1u64..1000, 1..20), each in 0.0..0.1f64, all in 0.0..10.0f64, backward in 0.0..5.0f64
         ) {
-            let shape = Shape::new(&values, &[], 10.0);
+            let shape = job(&values, &[], 10.0);
             let [longer, shorter] = [backward + 1.0, backward].map(|b| shape.exposed(b, |_| Cost { each_s: each, all_s: all, compress_s: 0.0 }));
             let last = shape.groups.last().unwrap();
             let last = last.count as f64 * each + last.share * all;

@@ -8,7 +8,7 @@ use flexcomm_domain::{
 };
 use flexcomm_estimation::exchange::Seen;
 use flexcomm_estimation::gains::Assumed;
-use flexcomm_estimation::{Changes, CompressTimes, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
+use flexcomm_estimation::{Changes, CompressTimes, Compute, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
 use flexcomm_optimizer::{Evaluated, Evaluator, Problem, Quality, Times, known_gain, selected_by_one};
 use rand::RngCore;
 use serde::{Deserialize, Serialize};
@@ -312,13 +312,14 @@ impl Beliefs {
         let waits_s = self.steps.filter(|m| m.version == s.version()).map(|m| m.t_sync.get());
         let in_force = plans.iter().position(|plan| plan == s.plan()).zip(waits_s);
         let compress_s: Vec<&[f64]> = kind_of.iter().map(|kind| comp[*kind].as_slice()).collect();
-        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &compress_s), in_force, (draws, from));
+        let compute_s = shape.compute.samples(draws.compute());
+        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &compute_s, &compress_s), in_force, (draws, from));
         let from = from + self.exchange.rows(of.len());
         let each: Vec<_> =
             kinds.iter().zip(&of_kinds).map(|(kind, e)| (*kind, assumed(e.gain.get(), s.ranks))).collect();
         let gains = self.gains.sampled(&each, draws, from);
         self.round();
-        let sampled = Sampled::new(s, of_kinds, comp, gains);
+        let sampled = Sampled::new(s, of_kinds, (compute_s, comp), gains);
         let each = plans.iter().zip(by_group).zip(sync);
         each.filter_map(|((plan, by_group), sync)| {
             // Of a plan by bucket the last one's.
@@ -393,6 +394,8 @@ fn kinds(of: &[Evaluated]) -> (Vec<Evaluated>, Vec<usize>) {
 struct Sampled {
     /// One of each.
     of: Vec<Evaluated>,
+    /// Seconds of forward and backward.
+    compute_s: Vec<f64>,
     /// Seconds of compressing a whole gradient.
     comp: Vec<Vec<f64>>,
     gains: Vec<Vec<f64>>,
@@ -401,7 +404,12 @@ struct Sampled {
 }
 
 impl Sampled {
-    fn new(s: &Snapshot, of: Vec<Evaluated>, comp: Vec<Vec<f64>>, mut gains: Vec<Vec<f64>>) -> Self {
+    fn new(
+        s: &Snapshot,
+        of: Vec<Evaluated>,
+        (compute_s, comp): (Vec<f64>, Vec<Vec<f64>>),
+        mut gains: Vec<Vec<f64>>,
+    ) -> Self {
         let law = s.config.policy.time_to_quality().delay();
         let steps = |(e, gains): (&Evaluated, &mut Vec<f64>)| -> Vec<f64> {
             if is_known(&e.strategy) {
@@ -422,7 +430,7 @@ impl Sampled {
             gains.iter().map(steps).collect()
         };
         let steps = of.iter().zip(&mut gains).map(steps).collect();
-        Self { of, comp, gains, steps }
+        Self { of, compute_s, comp, gains, steps }
     }
 
     /// A plan, of which `last` is the last bucket's strategy, by the kinds' shares of the gradient's values and of its energy, whose
@@ -434,7 +442,7 @@ impl Sampled {
         (values, energies): (&[f64], &[f64]),
         (sync, model_s): (&[f64], f64),
     ) -> Priced {
-        let compute = s.compute.unwrap_or(Seconds::ZERO);
+        let compute_s = compute(s).median_s;
         let mixed = |samples: &[Vec<f64>], weights: &[f64]| -> Vec<f64> {
             let mut all = vec![0.0; DRAWS];
             for (samples, weight) in samples.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
@@ -446,8 +454,8 @@ impl Sampled {
             (mixed(&self.comp, values), mixed(&self.gains, energies), mixed(&self.steps, energies));
         let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
         let quality = quality(s, last);
-        let at = |comp: f64, sync: f64, gain: f64| {
-            let t_step = seconds(compute.get() + comp + sync);
+        let at = |compute_s: f64, comp: f64, sync: f64, gain: f64| {
+            let t_step = seconds(compute_s + comp + sync);
             let what = Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, ..last.clone() };
             match plan.alike() {
                 Some(strategy) if is_known(strategy) => what,
@@ -461,7 +469,7 @@ impl Sampled {
             }
         };
         // Times that are hardly known are log-normal, and their mean is that of the tail.
-        let what = at(median(&comp), median(sync), median(&gains));
+        let what = at(compute_s, median(&comp), median(sync), median(&gains));
         // A bucket that keeps next to nothing is not made up for by those that keep all: policies judge by the mean in logarithms.
         let judged = |what: Evaluated, gain: &dyn Fn(&[f64]) -> f64| match plan.alike() {
             Some(_) => what,
@@ -472,13 +480,13 @@ impl Sampled {
         let limits = plan.is_dense()
             || s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);
         let policy = s.config.policy.policy();
-        let admitted = limits && policy.score(&expected, compute).is_some_and(f64::is_finite);
+        let admitted = limits && policy.score(&expected, seconds(compute_s)).is_some_and(f64::is_finite);
         let score = |k: usize| match &s.config.policy {
             // By far the most calls.
-            PolicyConfig::TimeToQuality(_) => (compute.get() + comp[k] + sync[k]) * steps[k].exp(),
+            PolicyConfig::TimeToQuality(_) => (self.compute_s[k] + comp[k] + sync[k]) * steps[k].exp(),
             _ => {
-                let what = judged(at(comp[k], sync[k], gains[k]), &|gains| gains[k]);
-                policy.score(&what, compute).unwrap_or(f64::INFINITY)
+                let what = judged(at(self.compute_s[k], comp[k], sync[k], gains[k]), &|gains| gains[k]);
+                policy.score(&what, seconds(self.compute_s[k])).unwrap_or(f64::INFINITY)
             }
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
@@ -568,8 +576,12 @@ fn table(s: &Snapshot) -> Times {
     s.times.clone().at_speed(1.0)
 }
 
+fn compute(s: &Snapshot) -> Compute {
+    s.compute.map_or(Compute::UNKNOWN, |measured| Compute::measured(measured.get()))
+}
+
 fn shape(s: &Snapshot) -> Shape {
-    Shape::new(&s.buckets, &s.energies, s.compute.map_or(0.0, Seconds::get))
+    Shape::new(&s.buckets, &s.energies, compute(s))
 }
 
 /// What is assumed of gains before they are measured; `fixed` is that of a compressor without ratios.

@@ -210,10 +210,6 @@ impl<'a> Call<'a> {
         if s.links.is_none() {
             return Err(Stay::because(Keep::NoLinks, "no estimate covers all links between the job's ranks yet"));
         }
-        if s.compute.is_none() {
-            let why = "no steps are reported yet, so the time of a step is not known";
-            return Err(Stay::because(Keep::NoCompute, why));
-        }
         self.contradicted = Beliefs::contradicted(s);
         self.price(rng);
         let Some(current) = self.in_force() else {
@@ -235,6 +231,10 @@ impl<'a> Call<'a> {
         }
         let better = self.better(current);
         let Some(to) = better.or_else(|| self.worth_trying(current)) else {
+            if s.compute.is_none() {
+                let why = "no steps are reported yet, and nothing is surely better whatever computing takes";
+                return Err(Stay::because(Keep::NoCompute, why));
+            }
             return self.stay(current);
         };
         let why = self.reason(to, current, better.is_none());
@@ -290,6 +290,8 @@ impl<'a> Call<'a> {
 
     /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
     fn worth_trying(&mut self, current: usize) -> Option<usize> {
+        // What trying takes is not known before the first step.
+        self.s.compute?;
         let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
         // A network that is not known will be measured soon, which costs nothing; where no test comes, trying tells of it.
         if !self.memory.beliefs.knows_network() && self.memory.beliefs.unchanged_s(self.now) < TESTS_FOLLOW_S {
@@ -448,7 +450,7 @@ impl<'a> Call<'a> {
     /// Asks for a live trial where what it tells is worth more than it takes.
     fn ask_for_trial(&mut self, current: usize, rng: &mut (impl RngCore + ?Sized)) {
         let s = self.s;
-        if s.policy.observe || self.pin.is_some() {
+        if s.policy.observe || self.pin.is_some() || s.compute.is_none() {
             return;
         }
         // What steps have shown of the network a trial does not explain.
@@ -515,9 +517,10 @@ impl<'a> Call<'a> {
         let network = links.map_or_else(String::new, |l| {
             format!(", {} and {}", words::rate(l.bandwidth_mean_bps), words::time(l.alpha_mean_s))
         });
+        let steps = if self.s.compute.is_none() { ", before the first step" } else { "" };
         Some(match self.s.ranks {
             1 => "first decision for a single rank".to_owned(),
-            n => format!("first decision for {n} ranks{network}"),
+            n => format!("first decision for {n} ranks{network}{steps}"),
         })
     }
 

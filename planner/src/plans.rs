@@ -104,7 +104,7 @@ impl Groups<'_> {
     fn times(&self, choice: &[usize]) -> [f64; 2] {
         let waits_s = self.shape.exposed(self.backward_s, |group| self.options[choice[group]].cost);
         let compress_s = self.by_values(choice, |option| option.cost.compress_s);
-        [compress_s, self.shape.compute_s + compress_s + waits_s]
+        [compress_s, self.shape.compute.median_s + compress_s + waits_s]
     }
 
     /// Seconds for the progress of a dense step.
@@ -172,6 +172,7 @@ impl Search for Groups<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flexcomm_estimation::Compute;
 
     /// Dense, and two ratios, of a gradient that takes 0.4 s to send behind 0.1 s of backward.
     fn options() -> Vec<Expected> {
@@ -193,7 +194,7 @@ mod tests {
     fn what_is_searched_is_what_listing_all_plans_finds() {
         let options = options();
         for backward_s in [0.02, 0.1, 0.3, 1.0] {
-            let shape = Shape::new(&[4, 1, 2, 6, 1, 3], &[], backward_s / 0.6);
+            let shape = Shape::new(&[4, 1, 2, 6, 1, 3], &[], Compute::measured(backward_s / 0.6));
             let groups = Groups { shape: &shape, backward_s, options: &options };
             let listed = groups.best(all(6, 3), 1).remove(0);
             let searched = groups.best(nsga::choices(&groups, &SETTINGS, 7).unwrap(), 1).remove(0);
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn what_hides_behind_backward_stays_dense_and_the_last_bucket_is_compressed() {
         let options = options();
-        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], 1.0);
+        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(1.0));
         let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
         let found = groups.found(1, &JobPolicy::default());
         assert!(found.len() > 1 && found[0][0] == 0 && found[0][5] != 0, "{found:?}");
@@ -219,7 +220,7 @@ mod tests {
     fn a_bucket_costs_progress_by_its_energy_and_time_by_its_values() {
         let options = options();
         let [much, little] = [[0.1f32, 0.9], [0.9, 0.1]].map(|energies| {
-            let shape = Shape::new(&[6, 6], &energies, 0.1);
+            let shape = Shape::new(&[6, 6], &energies, Compute::measured(0.1));
             let groups = Groups { shape: &shape, backward_s: 0.05, options: &options };
             (groups.price(&[0, 2]), groups.times(&[0, 2]), groups.best(vec![vec![0, 2], vec![2, 0]], 1).remove(0))
         });

@@ -48,7 +48,7 @@ pub enum Keep {
     InvalidSnapshot,
     /// No estimate covers all links of the job.
     NoLinks,
-    /// The first decision waits for the first step reports: the step time is not known.
+    /// The first decision waits for the first steps: until they are reported nothing is surely better.
     NoCompute,
     /// The first decision waits for the first trial.
     AwaitingTrial,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Compute;
 
 const GIGABIT_BETA: f64 = 8e-9;
 const BYTES: f64 = 4e7;
@@ -25,7 +26,7 @@ fn seen(seconds: f64) -> Seen {
 }
 
 fn shape() -> Shape {
-    Shape::new(&[], &[], 0.1)
+    Shape::new(&[], &[], Compute::measured(0.1))
 }
 
 /// Of a network of 1 Gbit/s whose links, and dense steps, were measured for a while.
@@ -62,7 +63,9 @@ fn mean(samples: &[f64]) -> f64 {
 
 fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<(usize, f64)>) -> Vec<f64> {
     let path = path(exchange, share);
-    exchange.sampled(&[(of, path)], &[vec![0]], (&shape(), &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0)).remove(0)
+    exchange
+        .sampled(&[(of, path)], &[vec![0]], (&shape(), &[0.1; DRAWS], &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0))
+        .remove(0)
 }
 
 #[test]
@@ -138,7 +141,13 @@ fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known(
     let paths = [1.0, 0.01].map(|share| path(&mut exchange, share));
     let both = [(dense(), paths[0]), (sparse(), paths[1])];
     let none = [&[0.0; DRAWS][..]; 2];
-    let all = exchange.sampled(&both, &[vec![0], vec![1]], (&shape(), &none), Some((0, 3.2)), (Draws::shared(), 0));
+    let all = exchange.sampled(
+        &both,
+        &[vec![0], vec![1]],
+        (&shape(), &[0.1; DRAWS], &none),
+        Some((0, 3.2)),
+        (Draws::shared(), 0),
+    );
     let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
     assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
 }
@@ -206,7 +215,7 @@ fn a_collective_as_slow_as_on_a_network_before_is_told_from_it_by_tests() {
 #[test]
 fn waits_that_computing_varies_by_are_no_change() {
     let mut exchange = settled();
-    let (long, before) = (Shape::new(&[], &[], 1.0), exchange.common());
+    let (long, before) = (Shape::new(&[], &[], Compute::measured(1.0)), exchange.common());
     for seconds in [1e-3, 3e-3, 0.0, 1e-4] {
         let of_sparse = path(&mut exchange, 0.01);
         assert!(!exchange.steps(&[(sparse(), of_sparse)], &[0], &long, &seen(seconds)), "{seconds}");

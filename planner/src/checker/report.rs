@@ -29,9 +29,10 @@ pub(super) fn chosen(s: &Snapshot, outcome: &Outcome, d: &Decision, pinned: bool
     let Some(a) = r.alternatives.iter().find(|a| a.plan == d.plan) else {
         return found.expect(pinned, "report", || format!("no predicted times for {}", d.plan));
     };
-    let compute_s = s.compute.map_or(0.0, |c| c.get());
+    // Before the first step it is whatever it is believed to be.
+    let compute_s = s.compute.map_or(a.t_step_s - a.t_comp_s - a.t_sync_s, |c| c.get());
     let step_s = compute_s + a.t_comp_s + a.t_sync_s;
-    found.expect((a.t_step_s - step_s).abs() <= 1e-6 * step_s, "report", || {
+    found.expect(compute_s >= 0.0 && (a.t_step_s - step_s).abs() <= 1e-6 * step_s, "report", || {
         format!("{}: t_step {} s, its parts are {step_s} s", a.plan, a.t_step_s)
     });
 }

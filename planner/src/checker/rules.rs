@@ -82,8 +82,7 @@ pub(super) fn may_run(s: &Snapshot, x: &Strategy) -> bool {
 /// A change comes after the dwell time, and where the links are known; back to dense a job may go at any time. Where the clock has jumped
 /// back, nothing is known of when the last decision was made. What is pinned waits only for the last decision to be in force.
 pub(super) fn timing(s: &Snapshot, d: &Decision, now: Timestamp, pinned: bool, found: &mut Findings) {
-    let known = pinned || s.links.is_some() && s.compute.is_some();
-    found.expect(known, "links", || "decided without links or steps".into());
+    found.expect(pinned || s.links.is_some(), "links", || "decided without links".into());
     let Some(current) = s.in_force.as_ref().filter(|_| pinned || !d.plan.is_dense()) else { return };
     let from = current.decision.decided_at;
     let (passed_s, dwell_s) = (now.0.saturating_sub(from.0) as f64 * 1e-6, s.config.dwell_s.get());

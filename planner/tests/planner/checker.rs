@@ -98,7 +98,6 @@ fn when_it_may_not_change() {
         s.in_force.as_mut().unwrap().applied_at_step = None;
     });
     spoilt("links", |s, _| s.links = None);
-    spoilt("links", |s, _| s.compute = None);
     // Back to dense at any time, and after a clock that jumped back.
     let (mut s, mut outcome, now) = good();
     ago(&mut s, 1);

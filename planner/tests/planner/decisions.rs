@@ -32,6 +32,18 @@ fn the_first_decision_waits_for_what_it_needs() {
 }
 
 #[test]
+fn on_a_network_that_is_slow_whatever_computing_takes_the_first_step_is_not_waited_for() {
+    let mut job = Job::new();
+    job.network(0.005, 5e6);
+    job.s.compute = None;
+    let outcome = job.call();
+    let decision = outcome.decision().expect("dense steps take minutes");
+    assert!(!decision.plan.is_dense());
+    assert!(decision.reason.contains("before the first step"), "{}", decision.reason);
+    assert!(outcome.trial.is_none(), "what trials take is not known");
+}
+
+#[test]
 fn a_network_that_falls_is_followed_and_explained_and_so_is_its_return() {
     let mut job = Job::new();
     job.call();
