@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     times: Option<PathBuf>,
 
-    /// A ratio per bucket, by the compressor that does best: so many equal buckets (1 to 60), or a file of them (see below).
+    /// Also look for a strategy for each bucket: of so many equal buckets (1 to 60), or of a file of them (see below).
     #[arg(long, value_name = "N|FILE.csv", allow_hyphen_values = true)]
     buckets: Option<String>,
 
@@ -84,8 +84,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, default_value = "0s")]
     compute: Seconds,
 
-    /// How well communication hides behind computing, 1 (not at all) to 10 (all but wholly).
-    #[arg(long, value_name = "G", allow_hyphen_values = true, value_parser = parse_overlap, default_value_t = 1.0)]
+    /// How well communication hides behind computing, 1 (not at all) to 10 (all but wholly). With --buckets it is reckoned instead.
+    #[arg(long, value_name = "G", allow_hyphen_values = true, value_parser = parse_overlap, default_value_t = 1.0, conflicts_with = "buckets")]
     overlap: f64,
 
     /// How one point of the front is chosen: time-to-quality (least time for the progress of a dense step), knee or
@@ -115,9 +115,8 @@ pub struct Args {
     selection: Vec<Selection>,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver" with each compressor's best plan in "compressors", and "bucket_crs" in them, in the choice and in each
-    /// point of the front. "strategy" is the text
-    /// that a job can be given (null where ratios differ from bucket to bucket), "t_quality_s" is the time for the progress
+    /// --buckets also "solver" with what it found in "plans". "strategy" is the text that a job can be given, of one strategy for each bucket
+    /// that of the plan, "t_quality_s" is the time for the progress
     /// of a dense step, "gain" the share of the energy that is sent (of an unbiased compressor without error feedback 1/(1 + ω)),
     /// "variance" what such a one adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to
     /// dense; null where there is none.
@@ -143,14 +142,14 @@ Files:
       1ms/10gbit,-,2ms/1gbit
       2ms/1gbit,2ms/1gbit,-
 
-  --buckets FILE.csv: CSV with a header line `bucket,params`, then any of `energy` and
-  `gain_exponent`, one bucket per line: its name, its values, its share of the gradient's energy
-  in any unit (default: its values), and g where gain(c) = c^g (default: the profile above).
-      bucket,params,energy,gain_exponent
-      conv1,9408,3.1,0.5
-      fc,2049000,0.4,0.1
-  Buckets are sent one after the other, so each pays its latency. Up to 20,000 plans (a ratio per bucket, a collective for all) are
-  listed, which is exact; more are searched by NSGA-II.
+  --buckets FILE.csv: CSV with a header line `bucket,params` or `bucket,params,energy`, one bucket
+  per line in the order in which backward has them ready (the last layer's first): its name, its
+  values, its share of the gradient's energy in any unit (default: its values).
+      bucket,params,energy
+      fc,2049000,0.4
+      conv1,9408,3.1
+  A bucket's exchange starts when it is ready and the one before has ended, so that early ones hide
+  behind backward. What the job's controller would search by NSGA-II is searched in the same way.
 
 Default profile, assumed without --gain:
   gain(c) = c^0.6; compressing takes what --times says.
@@ -346,15 +345,13 @@ struct Plan {
     assumed: Vec<String>,
     /// Whether gains were given, of what keeps a share of the values.
     gain_given: bool,
-    /// Whether every bucket has a gain of its own, of what keeps a share of the values.
-    gain_per_bucket: bool,
 }
 
 /// What came of a problem.
 struct Solved {
-    /// Every candidate; with buckets, those with one ratio for all of them.
+    /// Every strategy; with buckets, in all of them.
     costs: Vec<Row>,
-    /// Positions in `costs` of the front and of the choice. Empty and absent with buckets, whose plans are others.
+    /// Positions in `costs` of the front and of the choice, which is absent where strategies differ from bucket to bucket.
     marked: (Vec<usize>, Option<usize>),
     front: Vec<Row>,
     choice: Row,
@@ -386,8 +383,8 @@ impl Plan {
         let gains = gains::Gains::read(args, &mut assumed)?;
         let selects = |family: &&Family| family.has_ratio() && !family.any().is_unbiased_without_memory();
         for family in compressors.iter().filter(selects) {
-            // Without a file of gains the optimizer has its own, and knows times by collective; buckets need a curve.
-            if args.gain.is_some() || buckets.is_some() {
+            // Without a file of gains the optimizer has its own, and knows times by collective.
+            if args.gain.is_some() {
                 let by_one = args.selection.iter().map(|selection| Some(*selection));
                 for selection in std::iter::once(None).chain(by_one) {
                     let selector = Selector { family: *family, selection };
@@ -395,24 +392,24 @@ impl Plan {
                 }
             }
         }
-        let gain_per_bucket = buckets.as_ref().is_some_and(buckets::Buckets::have_gains);
-        assumed.extend(about_curve(args, &problem, gain_per_bucket, &spaces));
+        assumed.extend(about_curve(args, &problem, &spaces));
         assumed.extend(Self::assumptions(args, &problem, &gains, &compressors)?);
-        let solved = match &buckets {
-            None => Solved::one(&problem, &spaces, &config)?,
-            Some(buckets) => buckets::solve(&problem, buckets, (args, &spaces), &config)?,
-        };
+        let mut solved = Solved::one(&problem, &spaces, &config)?;
+        if let Some(buckets) = &buckets {
+            let whole = solved.costs.into_iter().map(|row| row.of).collect();
+            solved = buckets::solve(&problem, buckets, (args, whole), &config)?;
+        }
         if problem.compute == Seconds::ZERO {
             let from = match &config {
                 PolicyConfig::TimeToQuality(p) if buckets.is_none() => Some(solved.dense_from(p, problem.overlap)),
-                // Each ratio of a bucket would have a compute time of its own.
+                // What backward hides hangs on it, too.
                 _ => None,
             };
             assumed.push(without_compute(from)?);
         }
         assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
         let (policy, gain_given) = (config.policy().name(), args.gain.is_some());
-        let mut plan = Self { problem, solved, policy, network, assumed, gain_given, gain_per_bucket };
+        let mut plan = Self { problem, solved, policy, network, assumed, gain_given };
         plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
@@ -464,9 +461,15 @@ impl Plan {
     fn compare_with_dense(&mut self, policy: &TimeToQuality) {
         let Solved { costs, front, choice, buckets, .. } = &mut self.solved;
         let dense = costs.iter().filter(|r| r.is_dense()).map(Row::t_step_s).min_by(f64::total_cmp);
-        let of_compressors = buckets.iter_mut().flat_map(buckets::Searched::rows);
-        for row in costs.iter_mut().chain(front).chain([choice]).chain(of_compressors) {
-            row.gain_source = gain_source(&self.problem, self.gain_per_bucket, &row.of.strategy);
+        let plans = buckets.iter_mut().flat_map(|searched| &mut searched.plans);
+        for row in costs.iter_mut().chain(front).chain([choice]).chain(plans) {
+            if let Some(plan) = &row.plan {
+                let on_curve = |x: &Strategy| self.problem.gain_source(x) == GainSource::Curve;
+                let any = plan.strategies().iter().any(on_curve);
+                row.gain_source = if any { GainSource::Curve } else { GainSource::Definition };
+                continue;
+            }
+            row.gain_source = self.problem.gain_source(&row.of.strategy);
             let (t_step_s, quality) = (row.t_step_s(), row.of.quality());
             let even = dense.and_then(|dense| policy.break_even(t_step_s, &quality, dense));
             row.break_even_gain = even.map(|gain| gain.max(quality.least_gain(policy.gain_floor)));
@@ -529,8 +532,8 @@ struct Row {
     t_quality_s: f64,
     /// Least gain at which time to quality would be that of the best dense one; absent where there is none.
     break_even_gain: Option<f64>,
-    /// With buckets, each one's ratio: no strategy says that, but where they are alike for want of a ratio.
-    bucket_crs: Option<Vec<f64>>,
+    /// Where strategies differ from bucket to bucket; `of` has the last one's, and the share of all values is kept.
+    plan: Option<flexcomm_domain::Plan>,
     /// Where its gain comes from.
     gain_source: GainSource,
 }
@@ -540,13 +543,13 @@ impl From<&Evaluated> for Row {
         let cr = of.strategy.cr().get();
         let t_quality_s = of.t_step.get();
         let gain_source = GainSource::Definition;
-        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, bucket_crs: None, gain_source }
+        Self { of: of.clone(), cr, t_quality_s, break_even_gain: None, plan: None, gain_source }
     }
 }
 
 impl Row {
     fn is_dense(&self) -> bool {
-        self.of.strategy.is_dense()
+        self.plan.is_none() && self.of.strategy.is_dense()
     }
 
     fn is_on_curve(&self) -> bool {
@@ -562,22 +565,13 @@ impl Row {
         self.of.strategy.family() == other.of.strategy.family() && self.cr == other.cr
     }
 
-    /// Whether a strategy says all of it.
-    fn is_one_strategy(&self) -> bool {
-        self.bucket_crs.is_none() || !self.of.strategy.family().has_ratio()
-    }
-
-    fn of_plan((e, point): (&Evaluated, &flexcomm_optimizer::PlanPoint)) -> Self {
-        let bucket_crs = Some(point.plan.crs.iter().map(|c| c.get()).collect());
-        Self { bucket_crs, ..Self::from(e) }
-    }
-
     fn json(&self) -> serde_json::Value {
         let strategy = &self.of.strategy;
-        let mut json = serde_json::json!({
-            "strategy": self.is_one_strategy().then(|| strategy.to_string()),
-            "compressor": strategy.family().name(),
-            "collective": strategy.collective(),
+        let one = self.plan.is_none();
+        serde_json::json!({
+            "strategy": self.plan.as_ref().map_or_else(|| strategy.to_string(), ToString::to_string),
+            "compressor": one.then(|| strategy.family().name()),
+            "collective": one.then(|| strategy.collective()),
             "cr": self.cr,
             "t_comp_s": self.of.t_comp.get(),
             "t_sync_s": self.of.t_sync.get(),
@@ -586,11 +580,7 @@ impl Row {
             "variance": self.of.variance,
             "t_quality_s": self.t_quality_s,
             "break_even_gain": self.break_even_gain,
-        });
-        if let Some(crs) = &self.bucket_crs {
-            json["bucket_crs"] = serde_json::json!(crs);
-        }
-        json
+        })
     }
 }
 
@@ -616,18 +606,10 @@ fn without_compute(dense_from: Option<f64>) -> Result<String> {
     })
 }
 
-/// Where a strategy's gain comes from; buckets with gains of their own leave the curve to what has no ratio.
-fn gain_source(problem: &Problem, gain_per_bucket: bool, strategy: &Strategy) -> GainSource {
-    match problem.gain_source(strategy) {
-        GainSource::Curve if gain_per_bucket && strategy.family().has_ratio() => GainSource::Profile,
-        source => source,
-    }
-}
-
 /// What is told of the gain that is assumed, where the gain of any candidate rests on it.
-fn about_curve(args: &Args, problem: &Problem, gain_per_bucket: bool, spaces: &[Space]) -> Option<String> {
+fn about_curve(args: &Args, problem: &Problem, spaces: &[Space]) -> Option<String> {
     let strategies = spaces.iter().flat_map(Space::strategies);
-    let on_curve = |x: &Strategy| gain_source(problem, gain_per_bucket, x) == GainSource::Curve;
+    let on_curve = |x: &Strategy| problem.gain_source(x) == GainSource::Curve;
     let resting: BTreeSet<Family> = strategies.filter(on_curve).map(|x| x.family()).collect();
     if resting.is_empty() {
         return None;

@@ -41,7 +41,9 @@ const OF_COLLECTIVE: Normal = Normal::new(0.1, 0.3);
 /// and of one strategy's, besides.
 const OF_ONE: Normal = Normal::new(0.0, 0.08);
 /// The share of computing in which buckets become ready.
-const BACKWARD: Normal = Normal::new(0.6, 0.15);
+const BACKWARD: Normal = Normal::new(BACKWARD_SHARE, 0.15);
+/// Share of computing in which buckets become ready, before it is measured.
+pub const BACKWARD_SHARE: f64 = 0.6;
 const BACKWARD_RANGE: (f64, f64) = (0.0, 0.95);
 /// Of latency: a message may leave only when its receiver has asked for it.
 const ROUND_TRIPS: Normal = Normal::new(0.3, 0.4);

@@ -1,11 +1,10 @@
-//! How long one decision takes: enumeration of 5 ratios + dense over 5 collectives, and a search over buckets.
+//! How long one decision takes: enumeration of 5 ratios + dense over 5 collectives.
 
 #![allow(missing_docs)] // the macro's function has none
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use flexcomm_domain::{Family, Link, LinkMatrix, Seconds};
-use flexcomm_optimizer::nsga::{Settings, search};
-use flexcomm_optimizer::{Bucket, BucketProblem, PolicyConfig, Problem, Profile, Space, solve};
+use flexcomm_optimizer::{PolicyConfig, Problem, Profile, Space, solve};
 use std::hint::black_box;
 
 fn problem(links: LinkMatrix) -> Problem {
@@ -38,22 +37,5 @@ fn decisions(c: &mut Criterion) {
     decide("decision, 32 ranks, unequal links", unequal(32));
 }
 
-fn searches(c: &mut Criterion) {
-    let problem = problem(unequal(8));
-    let bucket = |i: u64| Bucket { values: 100_000 * (i + 1), energy: 1.0 + (i % 7) as f64, profile: None };
-    let buckets: Vec<Bucket> = (0..60).map(bucket).collect();
-    let large = BucketProblem::new(&problem, &buckets, &Space::default(), "topk".parse().expect("a name"))
-        .expect("valid buckets");
-    let mut group = c.benchmark_group("60 buckets");
-    group.sample_size(10);
-    for generations in [0, 10, 50] {
-        let settings = Settings { generations, ..Settings::default() };
-        group.bench_function(format!("{generations} generations"), |b| {
-            b.iter(|| search(&large, &settings, black_box(7)).expect("valid settings"));
-        });
-    }
-    group.finish();
-}
-
-criterion_group!(benches, decisions, searches);
+criterion_group!(benches, decisions);
 criterion_main!(benches);

@@ -4,10 +4,8 @@
 //! [`Space`] lists the candidates, [`Problem::evaluate`] predicts each one's objectives
 //! (t_comp, t_sync, 1/gain) from link matrix, codec sizes, profiles and fitted coefficients,
 //! [`pareto::front`] drops what is dominated, and a [`policy::Policy`] picks one point.
-//! A ratio per bucket makes the space large: [`solve_buckets`] lists it while it can, else [`nsga`] searches it.
+//! A strategy for each bucket makes the space large: [`nsga`] searches it.
 
-pub mod bucket_solve;
-pub mod buckets;
 pub mod coefficients;
 pub mod cost;
 pub mod enumerate;
@@ -22,10 +20,9 @@ pub mod space;
 pub mod terms;
 pub mod times;
 
-pub use bucket_solve::{BucketSolution, Solver, evaluate_alike, evaluate_plans, solve_buckets};
-pub use buckets::{Bucket, BucketPlan, BucketProblem, PlanPoint};
 pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve, solve_among};
+pub use nsga::Solver;
 pub use policy::{Choice, Policy, PolicyConfig};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
 pub use problem::{Evaluated, Evaluator, GainSource, Problem, ProblemError};

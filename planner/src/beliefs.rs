@@ -49,6 +49,8 @@ pub struct Beliefs {
     steps: Option<Measured>,
     /// When the newest test was reported that was observed.
     tested: Option<Timestamp>,
+    /// By group of buckets: the energy of what error feedback has not sent yet, in those of a gradient.
+    residuals: Vec<f32>,
 }
 
 /// A candidate with samples of what it costs.
@@ -74,7 +76,7 @@ impl Beliefs {
         self.compress.widen(passed_s);
         self.changes.watch(passed_s);
         if self.observe_links(s, now) {
-            self.observe_strategies(s, now, stayed_s);
+            self.observe_strategies(s, now, (passed_s, stayed_s));
         }
         self.round();
     }
@@ -121,7 +123,7 @@ impl Beliefs {
     }
 
     /// What trials found, and what the newest steps took and kept.
-    fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, stayed_s: f64) {
+    fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, (passed_s, stayed_s): (f64, f64)) {
         let Some(problem) = self.problem(s) else { return };
         let mut known = Known::over(&problem);
         self.observe_trials(s, &mut known);
@@ -148,11 +150,40 @@ impl Beliefs {
             self.changes.note(now);
         }
         let energies = weights(shape.energies(), by_group, of.len());
-        self.observe_kept(s, (&of, &energies), (&m, few), stayed_s);
+        let gains: Vec<f64> = of.iter().map(|e| self.expected_gain(s, e)).collect();
+        let stale = self.staleness(&gains, by_group, &shape);
+        self.observe_kept(s, (&of, &energies, &stale), (&m, few), stayed_s);
+        self.fill_residuals(&gains, by_group, passed_s.min(stayed_s) / m.t_step.get().max(1e-6));
         let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
         for (i, e) in compressed() {
             let noise = STEP_NOISE * few * compressed().count() as f64;
             self.compress.observe(kind(e), seen.compress_s[i], tables[i], noise);
+        }
+    }
+
+    /// What settled steps of a strategy keep, as expected.
+    fn expected_gain(&mut self, s: &Snapshot, e: &Evaluated) -> f64 {
+        if is_known(&e.strategy) { e.gain.get() } else { self.gains.expected(kind(e), assumed(e.gain.get(), s.ranks)) }
+    }
+
+    /// By strategy, the mean of [`staleness`] over its groups.
+    fn staleness(&self, gains: &[f64], by_group: &[usize], shape: &Shape) -> Vec<f64> {
+        let mut stale = vec![0.0; gains.len()];
+        let known = self.residuals.len() == by_group.len();
+        let total = weights(shape.energies(), by_group, gains.len());
+        for ((residual, i), share) in self.residuals.iter().zip(by_group).zip(shape.energies()).filter(|_| known) {
+            stale[*i] += share / total[*i].max(1e-9) * staleness(*residual, gains[*i]);
+        }
+        stale
+    }
+
+    /// So many steps later: what they do not send is added to the gradients after them.
+    fn fill_residuals(&mut self, gains: &[f64], by_group: &[usize], steps: f64) {
+        self.residuals.resize(by_group.len(), 0.0);
+        for (residual, i) in self.residuals.iter_mut().zip(by_group) {
+            let gain = gains[*i].clamp(1e-4, 1.0);
+            let settled = (1.0 - gain) / gain;
+            *residual = (settled + (f64::from(*residual) - settled) * (1.0 - gain).powf(steps)) as f32;
         }
     }
 
@@ -161,33 +192,31 @@ impl Beliefs {
     fn observe_kept(
         &mut self,
         s: &Snapshot,
-        (of, weights): (&[Evaluated], &[f64]),
+        (of, weights, stale): (&[Evaluated], &[f64], &[f64]),
         (m, few): (&Measured, f64),
         stayed_s: f64,
     ) {
-        let (known, compressed): (Vec<_>, Vec<(&Evaluated, f64)>) =
-            of.iter().zip(weights.iter().copied()).partition(|(e, _)| is_known(&e.strategy));
-        let share: f64 = compressed.iter().map(|(_, weight)| weight).sum();
+        let each = || of.iter().zip(weights.iter().copied()).zip(stale);
+        let known: f64 = each().filter(|((e, _), _)| is_known(&e.strategy)).map(|((e, w), _)| w * e.gain.get()).sum();
+        let compressed: Vec<_> = each().filter(|((e, _), _)| !is_known(&e.strategy)).collect();
+        let share: f64 = compressed.iter().map(|((_, weight), _)| weight).sum();
         if compressed.is_empty() || share <= 0.0 {
             return;
         }
         let steps = stayed_s / m.t_step.get().max(1e-6);
-        let known: f64 = known.iter().map(|(e, weight)| weight * e.gain.get()).sum();
         // Of energies that are not known it is only about right.
         let kept = ((m.gain.get() - known) / share).clamp(1e-3, 0.999);
+        let expected: Vec<f64> = compressed.iter().map(|((e, _), _)| self.expected_gain(s, e)).collect();
+        let all: f64 = compressed.iter().zip(&expected).map(|(((_, weight), _), gain)| weight / share * gain).sum();
         let noise = m.gain_spread.max(0.03) * few;
-        if let [(e, _)] = compressed[..] {
+        let noise = match compressed.len() {
             // All noise is that of what is not known.
-            let noise = noise * m.gain.get() / (share * kept).max(1e-6);
-            return self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), kept, steps, noise);
-        }
-        let expected = |(e, _): &(&Evaluated, f64)| self.gains.expected(kind(e), assumed(e.gain.get(), s.ranks));
-        let expected: Vec<f64> = compressed.iter().map(expected).collect();
-        let all: f64 = compressed.iter().zip(&expected).map(|((_, weight), gain)| weight / share * gain).sum();
-        for ((e, _), expected) in compressed.iter().zip(expected) {
+            1 => noise * m.gain.get() / (share * kept).max(1e-6),
+            several => noise * several as f64 / share,
+        };
+        for (((e, _), stale), expected) in compressed.iter().zip(expected) {
             let gain = (expected * kept / all.max(1e-9)).min(0.999);
-            let noise = noise * compressed.len() as f64 / share;
-            self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), gain, steps, noise);
+            self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), gain, steps, noise.hypot(**stale));
         }
     }
 
@@ -206,7 +235,11 @@ impl Beliefs {
                 let filled = if s.profiles.long_run { SHADOW_STEPS } else { TRIAL_STEPS };
                 let fixed = known.evaluated(&strategy).map_or(0.5, |e| e.gain.get());
                 let assumed = assumed(fixed, s.ranks);
-                self.gains.observe(of, assumed, point.gain.get(), filled, TRIAL_GAIN_NOISE);
+                let expected = self.gains.expected(of, assumed);
+                let stale: Vec<f64> = self.residuals.iter().map(|residual| staleness(*residual, expected)).collect();
+                // Live trials begin with training's residual, shadows with none.
+                let stale = if s.profiles.long_run { 0.0 } else { mean(&stale) };
+                self.gains.observe(of, assumed, point.gain.get(), filled, TRIAL_GAIN_NOISE.hypot(stale));
                 self.compress.observe(of, point.t_comp_s, times.t_comp(*selector, point.cr, size), TRIAL_TIME_NOISE);
             }
         }
@@ -282,7 +315,7 @@ impl Beliefs {
             cost.compress_s = table_s(s, &times, of) * self.compress.expected(of);
             let quality = match is_known(&e.strategy) {
                 true => e.quality(),
-                false => quality(s, e)(self.gains.expected(of, assumed(e.gain.get(), s.ranks))),
+                false => quality(s, e)(self.expected_gain(s, e)),
             };
             Expected { cost, lost: quality.log_inverse_gain(), steps: quality.log_steps(law) }
         };
@@ -551,6 +584,12 @@ fn paths(of: &[Evaluated], common: f64) -> Vec<(Strategy, CriticalPath)> {
 /// What the table says of compressing a whole gradient, seconds.
 fn table_s(s: &Snapshot, times: &Times, (selector, cr): Kind) -> f64 {
     times.t_comp(selector, cr, size(s))
+}
+
+/// How many times the energy that is compressed is that which settled steps of this gain compress, as a logarithm. It is more for a while
+/// after a strategy that kept less: what that one left is not like a gradient, and what is kept of it tells little of gradients.
+fn staleness(residual: f32, gain: f64) -> f64 {
+    ((f64::from(residual) + 1.0) * gain).max(1.0).ln()
 }
 
 fn mean(x: &[f64]) -> f64 {

@@ -111,11 +111,13 @@ struct Choice {
     why: String,
     /// Where it is dense because the loss rose: until when.
     loss_limit: Option<f64>,
+    /// Whether it is tried, without being surely better.
+    trying: bool,
 }
 
 impl Choice {
     fn of(to: &Plan, why: String) -> Self {
-        Self { to: to.clone(), why, loss_limit: None }
+        Self { to: to.clone(), why, loss_limit: None, trying: false }
     }
 }
 
@@ -239,7 +241,7 @@ impl<'a> Call<'a> {
         };
         let why = self.reason(to, current, better.is_none());
         self.may_change(current).map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
-        Ok(Choice::of(&self.all[to].plan, why))
+        Ok(Choice { trying: better.is_none(), ..Choice::of(&self.all[to].plan, why) })
     }
 
     /// Prices the candidates, what a search by bucket finds, and the plan in force.
@@ -273,14 +275,23 @@ impl<'a> Call<'a> {
         self.s.plan().is_dense() && self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
     }
 
-    /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
+    /// The best in the mean of what has to be better by enough samples and saves more than the switch costs. When a strategy has been tried,
+    /// one that was left not long ago is back where it is better in the mean: both are as well known as trying makes them.
     fn better(&self, current: usize) -> Option<usize> {
         let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
+        let was_tried = self.memory.trying && self.stayed_s() >= self.try_s(current);
         (0..self.all.len()).find(|i| {
             let worth = self.worth[*i];
             let pays = !self.all[current].mean.is_finite() || worth.saves * horizon_s > switch_s;
-            *i != current && self.may_follow(*i) && worth.sure >= self.s.config.confidence && pays
+            let sure = worth.sure >= self.s.config.confidence || was_tried && self.was_left(*i);
+            *i != current && self.may_follow(*i) && sure && pays
         })
+    }
+
+    /// Whether it was in force on the network of now, and not so long ago that another one has to be expected by now.
+    fn was_left(&self, candidate: usize) -> bool {
+        let unchanged_s = self.memory.beliefs.unchanged_s(self.now).min(self.memory.beliefs.lasts_s());
+        self.memory.left_at(&self.all[candidate].plan).is_some_and(|at| self.now.since(at).get() < unchanged_s)
     }
 
     /// While a loss that rose is not back, only dense may.
@@ -308,7 +319,7 @@ impl<'a> Call<'a> {
         let tried = (0..self.all.len())
             // What a plan by bucket costs is known by what its strategies cost.
             .filter(|i| *i != current && self.may_follow(*i) && self.all[*i].plan.alike().is_some())
-            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
+            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING && !self.was_left(*i))
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
         best.map(|(i, _)| i)
@@ -369,7 +380,7 @@ impl<'a> Call<'a> {
             losses.newest.mean,
             words::plan(is),
         );
-        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean) })
+        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean), trying: false })
     }
 
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
@@ -530,7 +541,7 @@ impl<'a> Call<'a> {
         (!moved.is_empty()).then_some(moved)
     }
 
-    fn change(mut self, Choice { to, why, loss_limit }: Choice) -> Outcome {
+    fn change(mut self, Choice { to, why, loss_limit, trying }: Choice) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
@@ -541,6 +552,8 @@ impl<'a> Call<'a> {
         };
         let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
+        self.memory.leave(self.s.plan(), self.now);
+        self.memory.trying = trying;
         self.memory.loss_limit = loss_limit.or(self.memory.loss_limit);
         self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }

@@ -59,6 +59,7 @@ pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
 pub use flexcomm_optimizer::PolicyConfig;
 pub use memory::Memory;
+pub use plans::Buckets;
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};
 pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{

@@ -1,7 +1,7 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
 use crate::beliefs::Beliefs;
-use flexcomm_domain::{LinkMatrix, Timestamp};
+use flexcomm_domain::{LinkMatrix, Plan, Strategy, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is carried over. `Default` is a planner that knows nothing: safe after any loss.
@@ -22,7 +22,14 @@ pub struct Memory {
     /// The loss before a strategy under which it rose: until it is as low again, nothing is compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_limit: Option<f64>,
+    /// Whether the strategy in force is being tried.
+    pub trying: bool,
+    /// Strategies that were in force, and when each was left last.
+    pub left: Vec<(Strategy, Timestamp)>,
 }
+
+/// So many of them are remembered, the newest.
+const MOST_LEFT: usize = 32;
 
 /// Mean and worst of the links between a job's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -83,11 +90,27 @@ impl Memory {
         Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
     }
 
+    /// The plan is in force no longer. Of a plan by bucket it is known what it costs by what its strategies cost.
+    pub(crate) fn leave(&mut self, plan: &Plan, now: Timestamp) {
+        let Some(strategy) = plan.alike() else { return };
+        self.left.retain(|(known, _)| known != strategy);
+        self.left.push((*strategy, now));
+        let first = self.left.len().saturating_sub(MOST_LEFT);
+        self.left.drain(..first);
+    }
+
+    /// When a plan was left last.
+    pub(crate) fn left_at(&self, plan: &Plan) -> Option<Timestamp> {
+        let strategy = plan.alike()?;
+        self.left.iter().find(|(known, _)| known == strategy).map(|(_, at)| *at)
+    }
+
     /// Brings every remembered time to the present: after a clock that jumped back, nothing lies in the future.
     pub(crate) fn clamp_times(&mut self, now: Timestamp) {
         let cap = |at: &mut Option<Timestamp>| *at = at.map(|t| t.min(now));
         cap(&mut self.dwell_from);
         cap(&mut self.trial.asked_at);
+        self.left.iter_mut().for_each(|(_, at)| *at = (*at).min(now));
         self.beliefs.clamp_times(now);
     }
 }
@@ -112,6 +135,22 @@ mod tests {
         let memory = Memory { begun: Timestamp(1), dwell_from: Some(Timestamp(9)), trial, ..Memory::default() };
         assert_eq!(memory.clone().in_run(Timestamp(1)), memory);
         assert_eq!(memory.in_run(Timestamp(2)), Memory { begun: Timestamp(2), ..Memory::default() });
+    }
+
+    #[test]
+    fn what_was_left_is_known_by_its_strategy_and_the_oldest_are_forgotten() {
+        let mut memory = Memory::default();
+        let plan =
+            |k: usize| format!("topk(k={:.3})+ef(vanilla)/allgather", (k + 1) as f64 / 1000.0).parse::<Plan>().unwrap();
+        for k in 0..MOST_LEFT + 2 {
+            memory.leave(&plan(k), Timestamp(k as u64));
+        }
+        memory.leave(&plan(5), Timestamp(99));
+        memory.leave(&format!("none/dense-ring | {}", plan(7)).parse().unwrap(), Timestamp(100));
+        assert_eq!(memory.left.len(), MOST_LEFT);
+        assert_eq!([1, 2, 5].map(|k| memory.left_at(&plan(k))), [None, Some(Timestamp(2)), Some(Timestamp(99))]);
+        memory.clamp_times(Timestamp(3));
+        assert!(memory.left.iter().all(|(_, at)| *at <= Timestamp(3)));
     }
 
     #[test]

@@ -6,17 +6,21 @@
 
 use crate::{JobPolicy, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
-use flexcomm_domain::{CompressionRatio, Plan, Strategy};
-use flexcomm_estimation::{Cost, Shape};
+use flexcomm_domain::{CompressionRatio, Plan, Seconds, Strategy};
+use flexcomm_estimation::exchange::BACKWARD_SHARE;
+use flexcomm_estimation::{Compute, Cost, Shape};
 use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
+use flexcomm_optimizer::{Delay, Evaluated};
 
 /// Plans of a search that are priced.
 const MOST_FOUND: usize = 16;
+/// By so much more, as a share, a plan may cost that has fewer strategies.
+const SAME: f64 = 0.005;
 /// Options that are listed behind another one for the first few groups: the best of those that are one for all.
 const MOST_LISTED: usize = 128;
 /// Bounded by counts and not by a clock, so that the same seed finds the same: some milliseconds, however many buckets and options there
 /// are (`planner/benches/decide.rs`). Seeds of all kinds fill half of the first population.
-const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Exact };
+const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Given };
 
 /// What a bucket may run: the candidates, and ratios between theirs. A memory with a momentum of its own takes the optimizer's place,
 /// which is one for all buckets.
@@ -24,8 +28,12 @@ pub(crate) fn options(s: &Snapshot) -> Vec<Strategy> {
     let mut space = s.space();
     space.crs = finer(&space.crs);
     let mut options = space.strategies();
-    options.retain(|x| x.spec().memory().is_none_or(|(kind, _)| kind != MemoryKind::Dgc));
+    options.retain(may_differ);
     options
+}
+
+fn may_differ(strategy: &Strategy) -> bool {
+    strategy.spec().memory().is_none_or(|(kind, _)| kind != MemoryKind::Dgc)
 }
 
 /// By falling ratio, with one between each two.
@@ -116,10 +124,34 @@ impl Groups<'_> {
         policy.admits((-self.by_energy(choice, |option| option.lost)).exp(), self.times(choice))
     }
 
+    /// With as few strategies as a price of [`SAME`] more allows: each one less is one residual less that another compressor takes over,
+    /// and what steps keep tells more of those that are left.
+    fn simplified(&self, mut choice: Vec<usize>) -> Vec<usize> {
+        let most = self.price(&choice) * (1.0 + SAME);
+        loop {
+            let mut used = choice.clone();
+            used.sort_unstable();
+            used.dedup();
+            let pairs =
+                used.iter().flat_map(|from| used.iter().map(move |to| (*from, *to))).filter(|(from, to)| from != to);
+            let merged = pairs.map(|(from, to)| -> Vec<usize> {
+                choice.iter().map(|option| if *option == from { to } else { *option }).collect()
+            });
+            let priced = merged.map(|choice| (self.price(&choice), choice)).filter(|(price, _)| *price <= most);
+            match priced.min_by(|a, b| a.0.total_cmp(&b.0)) {
+                Some((_, fewer)) => choice = fewer,
+                None => return choice,
+            }
+        }
+    }
+
     /// The best plans by the price among those that NSGA-II finds and the job's policy admits, of which not all groups are alike; best
     /// first.
     pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
         let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
+        found.retain(|choice| self.is_admitted(choice, policy));
+        let mut found: Vec<_> =
+            self.best(found, MOST_FOUND).into_iter().map(|choice| self.simplified(choice)).collect();
         found.retain(|choice| self.is_admitted(choice, policy));
         found.retain(|choice| {
             let differs = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
@@ -135,6 +167,67 @@ impl Groups<'_> {
         priced.dedup();
         priced.into_iter().take(count).map(|(_, choice)| choice).collect()
     }
+}
+
+/// What steps of a job cost by what is known of it beforehand: by one strategy for all buckets, or by one for each.
+#[derive(Debug)]
+pub struct Buckets {
+    shape: Shape,
+    of: Vec<Evaluated>,
+    options: Vec<Expected>,
+}
+
+impl Buckets {
+    /// Of so many values and, where they are as many, these shares of the gradient's energy, in the order of backward. Each of the
+    /// strategies is evaluated for the whole gradient; `law` is what delay costs.
+    pub fn new((values, energies): (&[u64], &[f32]), compute: Seconds, of: Vec<Evaluated>, law: Delay) -> Self {
+        let expected = |e: &Evaluated| Expected {
+            cost: Cost { each_s: e.terms.alpha_s, all_s: e.terms.beta_s, compress_s: e.t_comp.get() },
+            lost: e.quality().log_inverse_gain(),
+            steps: e.quality().log_steps(law),
+        };
+        let options = of.iter().map(expected).collect();
+        Self { shape: Shape::new(values, energies, Compute::measured(compute.get())), of, options }
+    }
+
+    fn groups<'a>(&'a self, options: &'a [Expected]) -> Groups<'a> {
+        Groups { shape: &self.shape, backward_s: BACKWARD_SHARE * self.shape.compute.median_s, options }
+    }
+
+    /// Each strategy in all buckets, in the same order.
+    pub fn alike(&self) -> Vec<Evaluated> {
+        let groups = self.groups(&self.options);
+        let each = self.of.iter().enumerate();
+        each.map(|(i, e)| timed(e.clone(), groups.times(&vec![i; groups.genes()]))).collect()
+    }
+
+    /// The best plans that NSGA-II finds and the policy admits, of those with several strategies; each with the logarithm of the steps that make
+    /// the progress of a dense one. The best by the time for that comes first. The same seed finds the same.
+    pub fn by_bucket(&self, seed: u64, policy: &JobPolicy) -> Vec<(Plan, Evaluated, f64)> {
+        let may = |i: &usize| may_differ(&self.of[*i].strategy);
+        let kept: Vec<usize> = (0..self.of.len()).filter(may).collect();
+        let options: Vec<Expected> = kept.iter().map(|i| self.options[*i]).collect();
+        let groups = self.groups(&options);
+        if groups.genes() < 2 || kept.iter().all(|i| self.of[*i].strategy.is_dense()) {
+            return Vec::new();
+        }
+        let priced = |choice: &Vec<usize>| {
+            let each = choice.iter().map(|i| &self.of[kept[*i]].strategy);
+            let (plan, last) = (self.shape.plan(each)?, &self.of[kept[*choice.last()?]]);
+            let gain = last.quality().least(-groups.by_energy(choice, |option| option.lost));
+            let what = timed(Evaluated { gain, variance: 0.0, ..last.clone() }, groups.times(choice));
+            Some((plan, what, groups.by_energy(choice, |option| option.steps)))
+        };
+        groups.found(seed, policy).iter().filter_map(priced).collect()
+    }
+}
+
+/// With these times of compressing and of the whole step.
+fn timed(of: Evaluated, [compress_s, step_s]: [f64; 2]) -> Evaluated {
+    let seconds = |s: f64| Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO);
+    let computes_s = of.t_step.get() - of.t_comp.get() - of.t_sync.get();
+    let t_sync = seconds(step_s - compress_s - computes_s);
+    Evaluated { t_comp: seconds(compress_s), t_sync, t_step: seconds(step_s), ..of }
 }
 
 impl Search for Groups<'_> {

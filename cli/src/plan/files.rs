@@ -74,45 +74,36 @@ pub(super) struct BucketRow {
     pub(super) name: String,
     pub(super) values: u64,
     pub(super) energy: Option<f64>,
-    pub(super) gain_exponent: Option<f64>,
 }
 
 pub(super) fn parse_buckets(text: &str) -> Result<Vec<BucketRow>> {
-    const HEADER: &str = "bucket,params[,energy][,gain_exponent]";
+    const HEADER: &str = "bucket,params[,energy]";
     let mut lines = lines(text);
     let (number, header) = lines.next().with_context(|| format!("it is empty; expected a header line {HEADER}"))?;
     let columns: Vec<&str> = header.split(',').map(str::trim).collect();
-    let (known, rest) = columns.split_at(columns.len().min(2));
-    let fits = known == ["bucket", "params"]
-        && matches!(
-            rest,
-            [] | ["energy"] | ["gain_exponent"] | ["energy", "gain_exponent"] | ["gain_exponent", "energy"]
-        );
+    let fits = matches!(columns[..], ["bucket", "params"] | ["bucket", "params", "energy"]);
     ensure!(fits, "line {number}: header is {header:?}, expected {HEADER}");
     let rows = lines.map(|(n, line)| bucket_row(line, &columns).with_context(|| format!("line {n}")));
     let rows = rows.collect::<Result<Vec<BucketRow>>>()?;
-    let most = flexcomm_optimizer::buckets::MAX_BUCKETS;
+    let most = flexcomm_domain::MAX_BUCKETS;
     ensure!((1..=most).contains(&rows.len()), "it has {} buckets, allowed are 1 to {most}", rows.len());
+    let given = rows.iter().filter(|row| row.energy.is_some()).count();
+    ensure!(given == 0 || given == rows.len(), "{given} of {} buckets have an energy: give all or none", rows.len());
     Ok(rows)
 }
 
 fn bucket_row(line: &str, columns: &[&str]) -> Result<BucketRow> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     ensure!(cells.len() == columns.len(), "{line:?} has {} cells, expected {}", cells.len(), columns.len());
-    let optional = |name: &str, least: f64, most: f64| {
-        let Some(cell) = columns.iter().position(|c| *c == name).map(|i| cells[i]).filter(|c| !c.is_empty()) else {
-            return Ok(None);
-        };
-        match cell.parse::<f64>() {
-            Ok(v) if v >= least && v <= most => Ok(Some(v)),
-            _ => bail!("{name} {cell:?} is not a number from {least} to {most}"),
-        }
+    const ENERGY: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+    let energy = |cell: &&str| match cell.parse::<f64>() {
+        Ok(v) if ENERGY.contains(&v) => Ok(v),
+        _ => bail!("energy {cell:?} is not a number from {:e} to {:e}", ENERGY.start(), ENERGY.end()),
     };
     Ok(BucketRow {
         name: cells[0].to_owned(),
         values: super::parse_count(cells[1]).map_err(anyhow::Error::msg).context("params")?,
-        energy: optional("energy", 1e-30, 1e30)?,
-        gain_exponent: optional("gain_exponent", 0.0, 10.0)?,
+        energy: cells.get(2).filter(|cell| !cell.is_empty()).map(energy).transpose()?,
     })
 }
 

@@ -19,7 +19,7 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
         writeln!(out, "Assumed: {assumption}.")?;
     }
     if solved.buckets.is_some() {
-        writeln!(out, "\nOne ratio for all buckets:")?;
+        writeln!(out, "\nOne strategy for all buckets:")?;
     }
     writeln!(out, "\n  {HEAD}")?;
     let (front, chosen) = &solved.marked;
@@ -32,9 +32,12 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
         let others = solved.costs.len() - shown.len();
         writeln!(out, "\nEach by its best collective; {others} rows by others are in --json.")?;
     }
-    match &solved.buckets {
-        None => write_front(solved, out)?,
-        Some(searched) => write_buckets(solved, searched, out)?,
+    writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
+    if let Some(searched) = &solved.buckets {
+        write_buckets(solved, searched, out)?;
+    }
+    if solved.choice.plan.is_none() {
+        writeln!(out, "\nChoice: {} by {}.", compressor(&solved.choice), by(&solved.choice))?;
     }
     writeln!(out, "Why: {}.", solved.why)?;
     write_break_even(plan, out)?;
@@ -109,55 +112,38 @@ fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_front(solved: &Solved, out: &mut String) -> std::fmt::Result {
-    writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
-    writeln!(out, "\nChoice: {} by {}.", compressor(&solved.choice), by(&solved.choice))
-}
+/// Plans that are shown; the others are in --json.
+const SHOWN: usize = 5;
 
 fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std::fmt::Result {
-    let ms = searched.took.as_secs_f64() * 1e3;
-    writeln!(
-        out,
-        "\nA ratio per bucket, by {} ({}): {ms:.1} ms, front of {} plans.",
-        searched.solver(),
-        searched.why(),
-        solved.front.len()
-    )?;
-    writeln!(out, "\n  {HEAD}\n> {}", row(&solved.choice))?;
-    writeln!(out, "\n  Buckets are sent one after the other, so each pays its latency.")?;
-    if !solved.choice.is_dense() && solved.choice.is_one_strategy() {
-        return writeln!(out, "\nChoice: {} by {} in every bucket.", compressor(&solved.choice), by(&solved.choice));
+    let (ms, seed) = (searched.took.as_secs_f64() * 1e3, searched.seed);
+    if searched.plans.is_empty() {
+        return writeln!(
+            out,
+            "\nA strategy for each bucket: NSGA-II (seed {seed}, {ms:.1} ms) finds none that is worth it."
+        );
     }
-    writeln!(out, "\n  {:<24} {:>14} {:>8}", "buckets", "values", "CR")?;
-    let crs: Vec<f64> = solved.choice.bucket_crs.iter().flatten().copied().collect();
-    let mut at = 0;
-    for run in crs.chunk_by(|a, b| a == b) {
-        let (name, values) = run_of(searched, at..at + run.len());
-        let cr = if run[0] == 1.0 { "dense".into() } else { run[0].to_string() };
-        writeln!(out, "  {name:<24} {values:>14} {cr:>8}")?;
-        at += run.len();
+    writeln!(out, "\nA strategy for each bucket, by NSGA-II (seed {seed}, {ms:.1} ms):")?;
+    writeln!(out, "\n  {PLAN_HEAD}")?;
+    for plan in searched.plans.iter().take(SHOWN) {
+        let mark = if plan.plan == solved.choice.plan { ">" } else { " " };
+        let text = plan.plan.as_ref().map(ToString::to_string).unwrap_or_default();
+        writeln!(out, "{mark} {} {}", numbers(plan), text.replace("+ef(vanilla)", ""))?;
     }
-    let Row { of, cr, .. } = &solved.choice;
-    let name = if solved.choice.is_dense() { "dense".into() } else { open_name(&of.strategy.family().to_string()) };
-    writeln!(out, "\nChoice: {name} by {}, {} of all values kept.", by(&solved.choice), percent(*cr))
-}
-
-/// Neighbours with one ratio: the name of the first and of the last, and all their values.
-fn run_of(searched: &Searched, run: std::ops::Range<usize>) -> (String, u64) {
-    let (names, values) = (&searched.names[run.clone()], searched.values[run].iter().sum());
-    let name = match names {
-        [one] => one.clone(),
-        [first, .., last] if first.parse::<u64>().is_ok() => format!("{first}-{last}"),
-        [first, .., last] => format!("{first} to {last} ({})", names.len()),
-        [] => String::new(),
-    };
-    (name, values)
+    let Some(plan) = &solved.choice.plan else { return Ok(()) };
+    writeln!(out, "\n  {:<24} {:>14} strategy", "buckets", "values")?;
+    for (name, values, strategy) in searched.runs(plan) {
+        writeln!(out, "  {name:<24} {values:>14} {strategy}")?;
+    }
+    writeln!(out, "\nChoice: {plan}")
 }
 
 /// Columns of a compressor's name.
 const WIDTH: usize = 20;
 
 const HEAD: &str = "compressor           collective         t_comp ms    t_sync ms    t_step ms    gain   quality ms";
+
+const PLAN_HEAD: &str = "   t_comp ms    t_sync ms    t_step ms    gain   quality ms plan, by bucket";
 
 /// `topk at 0.011`, `qsgd(s=7,norm=max)`: error feedback is the rule, and what has none says so.
 fn compressor(r: &Row) -> String {
@@ -182,21 +168,19 @@ fn by(r: &Row) -> String {
 }
 
 fn row(r: &Row) -> String {
+    format!("{:<WIDTH$} {:<15} {}", compressor(r), by(r), numbers(r))
+}
+
+fn numbers(r: &Row) -> String {
     let ms = |s: f64| format!("{:.3}", s * 1e3);
     format!(
-        "{:<WIDTH$} {:<15} {:>12} {:>12} {:>12} {:>7.4} {:>12}",
-        compressor(r),
-        by(r),
+        "{:>12} {:>12} {:>12} {:>7.4} {:>12}",
         ms(r.of.t_comp.get()),
         ms(r.of.t_sync.get()),
         ms(r.t_step_s()),
         r.of.gain.get(),
         ms(r.t_quality_s),
     )
-}
-
-fn percent(share: f64) -> String {
-    format!("{} %", (share * 1e6).round() / 1e4)
 }
 
 fn bytes(count: f64) -> String {

@@ -6,13 +6,13 @@
 //! the engine's own ignores constraints and panics on NaN). The same seed gives the same front, bit by bit.
 
 mod operators;
-mod seeds;
+mod sampler;
 mod survival;
 
-use crate::buckets::{BucketError, BucketProblem, PlanPoint};
 use moors::{AlgorithmBuilder, NoDuplicatesCleaner, RankAndScoringSelectionMOO};
-use ndarray::{Array2, ArrayView1};
+use ndarray::Array2;
 use operators::{Polynomial, Sbx, Snap};
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ pub const MAX_ARCHIVE: usize = 20_000;
 pub struct Settings {
     /// Plans per generation, 2 to [`MAX_POPULATION`].
     pub population: usize,
-    /// Generations; 0: only the first population, the exact solutions of weighted sums.
+    /// Generations; 0: only the first population.
     pub generations: usize,
     /// Undominated plans remembered beyond the population; 0: none.
     pub archive: usize,
@@ -39,15 +39,15 @@ pub struct Settings {
 /// The first population.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Exact solutions of weighted sums, filled up at random.
-    Exact,
+    /// [`Search::start`], filled up at random.
+    Given,
     /// At random: to measure what the operators do alone.
     Random,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { population: 100, generations: 50, archive: 1_000, start: Start::Exact }
+        Self { population: 100, generations: 50, archive: 1_000, start: Start::Given }
     }
 }
 
@@ -69,9 +69,27 @@ pub enum NsgaError {
     /// The engine refused.
     #[error("failed to search: {0}")]
     Engine(String),
-    /// The problem is not valid.
-    #[error(transparent)]
-    Problem(#[from] BucketError),
+}
+
+/// Who found what a decision chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Solver {
+    /// One strategy for all buckets: all of them were listed.
+    #[serde(rename = "enumeration")]
+    Enumeration,
+    /// A strategy for each bucket: searched.
+    #[serde(rename = "nsga-ii")]
+    NsgaII,
+}
+
+impl Solver {
+    /// Its name in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enumeration => "enumeration",
+            Self::NsgaII => "nsga-ii",
+        }
+    }
 }
 
 /// What is searched: a choice of one cell for each gene.
@@ -82,64 +100,11 @@ pub trait Search {
     /// From how many cells a gene chooses; neighbours are alike.
     fn cells(&self) -> usize;
 
-    /// The same for the last gene where its cells are others, in no order.
-    fn unordered_last(&self) -> Option<usize> {
-        None
-    }
-
     /// (t_comp in s, t_sync in s, 1/gain) of a choice.
     fn objectives(&self, choice: &[usize]) -> [f64; 3];
 
-    /// What keeps less is not feasible.
-    fn gain_floor(&self) -> f64 {
-        0.0
-    }
-
     /// At most so many choices for the first population, which is filled up at random.
     fn start(&self, count: usize) -> Vec<Vec<usize>>;
-}
-
-/// Searches the front of (t_comp, t_sync, 1/gain). Dense plans take part in it. The plans come by rising t_sync.
-pub fn search(problem: &BucketProblem, settings: &Settings, seed: u64) -> Result<Vec<PlanPoint>, NsgaError> {
-    let mut points = problem.dense().to_vec();
-    if problem.has_sparse() {
-        let choices = choices(problem, settings, seed)?;
-        points.extend(
-            choices.iter().filter_map(|choice| choice.split_last()).map(|(c, levels)| problem.point(*c, levels)),
-        );
-    }
-    Ok(problem.front_of(points))
-}
-
-impl Search for BucketProblem {
-    fn genes(&self) -> usize {
-        self.buckets() + 1
-    }
-
-    fn cells(&self) -> usize {
-        self.levels().len()
-    }
-
-    fn unordered_last(&self) -> Option<usize> {
-        Some(self.collectives().len())
-    }
-
-    fn objectives(&self, choice: &[usize]) -> [f64; 3] {
-        let (levels, collective) = choice.split_at(self.buckets());
-        self.objectives(collective[0], levels.iter().copied())
-    }
-
-    fn gain_floor(&self) -> f64 {
-        self.gain_floor()
-    }
-
-    fn start(&self, count: usize) -> Vec<Vec<usize>> {
-        let of = |(collective, mut levels): (usize, Vec<usize>)| {
-            levels.push(collective);
-            levels
-        };
-        seeds::exact(self, count).into_iter().map(of).collect()
-    }
 }
 
 impl Settings {
@@ -157,16 +122,15 @@ impl Settings {
 /// The choices that a search ends with, its archive's among them: undominated ones and others.
 pub fn choices(problem: &impl Search, settings: &Settings, seed: u64) -> Result<Vec<Vec<usize>>, NsgaError> {
     settings.check()?;
-    let snap = Snap { cells: problem.cells(), last: problem.unordered_last() };
+    let snap = Snap { cells: problem.cells() };
     let start = match settings.start {
-        Start::Exact => problem.start(settings.population),
+        Start::Given => problem.start(settings.population),
         Start::Random => Vec::new(),
     };
     if settings.generations == 0 {
         return Ok(start);
     }
     let archive = RefCell::new(Archive::new(settings.archive));
-    let floor = problem.gain_floor();
     let fitness = |genes: &Array2<f64>| {
         let mut out = Array2::zeros((genes.nrows(), 3));
         let mut archive = archive.borrow_mut();
@@ -174,19 +138,12 @@ pub fn choices(problem: &impl Search, settings: &Settings, seed: u64) -> Result<
             let choice = snap.decode(row);
             let objectives = problem.objectives(&choice);
             fitness.iter_mut().zip(objectives).for_each(|(f, o)| *f = o);
-            archive.offer(choice, objectives, floor);
+            archive.offer(choice, objectives);
         }
         out
     };
-    let constraints = |genes: &Array2<f64>| {
-        let violation = |genes: ArrayView1<'_, f64>| match floor > 0.0 {
-            true => floor - 1.0 / problem.objectives(&snap.decode(genes))[2],
-            false => 0.0,
-        };
-        Array2::from_shape_fn((genes.nrows(), 1), |(row, _)| violation(genes.row(row)))
-    };
     let mut engine = AlgorithmBuilder::default()
-        .sampler(seeds::Sampler { rows: start.iter().map(|choice| snap.encode(choice)).collect(), snap })
+        .sampler(sampler::Sampler { rows: start.iter().map(|choice| snap.encode(choice)).collect(), snap })
         .selector(RankAndScoringSelectionMOO::default())
         .survivor(survival::Survival)
         .crossover(Sbx)
@@ -194,14 +151,13 @@ pub fn choices(problem: &impl Search, settings: &Settings, seed: u64) -> Result<
         .repair(snap)
         .duplicates_cleaner(NoDuplicatesCleaner)
         .fitness_fn(fitness)
-        .constraints_fn(constraints)
+        .constraints_fn(moors::NoConstraints)
         .num_vars(problem.genes())
         .population_size(settings.population)
         .num_offsprings(settings.population)
         .num_iterations(settings.generations)
         .crossover_rate(0.9)
         .mutation_rate(1.0)
-        .keep_infeasible(true)
         .verbose(false)
         .seed(seed)
         .build()
@@ -226,9 +182,8 @@ impl Archive {
         Self { limit, choices: Vec::new(), seen: HashMap::new() }
     }
 
-    fn offer(&mut self, choice: Vec<usize>, o: [f64; 3], gain_floor: f64) {
-        let infeasible = o[2] * gain_floor > 1.0 + 1e-12 || !o.iter().all(|v| v.is_finite());
-        if self.limit == 0 || infeasible || self.seen.insert(o.map(f64::to_bits), ()).is_some() {
+    fn offer(&mut self, choice: Vec<usize>, o: [f64; 3]) {
+        if self.limit == 0 || !o.iter().all(|v| v.is_finite()) || self.seen.insert(o.map(f64::to_bits), ()).is_some() {
             return;
         }
         if self.choices.iter().any(|(_, p)| crate::pareto::dominates(p, &o)) {

@@ -25,30 +25,19 @@ pub(super) fn middle(cell: usize, cells: usize) -> f64 {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Snap {
     pub cells: usize,
-    /// Of the last gene where its cells are others, in no order.
-    pub last: Option<usize>,
 }
 
 impl Snap {
-    /// Cells of one of `genes` genes.
-    fn of(&self, gene: usize, genes: usize) -> usize {
-        self.last.filter(|_| gene + 1 == genes).unwrap_or(self.cells)
-    }
-
-    pub(super) fn genes<'a>(&self, genes: impl ExactSizeIterator<Item = &'a mut f64>) {
-        let count = genes.len();
-        for (i, gene) in genes.enumerate() {
-            let cells = self.of(i, count);
-            *gene = middle(cell(*gene, cells), cells);
-        }
+    pub(super) fn genes<'a>(&self, genes: impl Iterator<Item = &'a mut f64>) {
+        genes.for_each(|gene| *gene = middle(cell(*gene, self.cells), self.cells));
     }
 
     pub(super) fn encode(&self, choice: &[usize]) -> Vec<f64> {
-        choice.iter().enumerate().map(|(i, at)| middle(*at, self.of(i, choice.len()))).collect()
+        choice.iter().map(|at| middle(*at, self.cells)).collect()
     }
 
     pub(super) fn decode(&self, genes: ArrayView1<'_, f64>) -> Vec<usize> {
-        genes.iter().enumerate().map(|(i, gene)| cell(*gene, self.of(i, genes.len()))).collect()
+        genes.iter().map(|gene| cell(*gene, self.cells)).collect()
     }
 }
 
@@ -105,13 +94,10 @@ pub(super) struct Polynomial(pub Snap);
 
 impl MutationOperator for Polynomial {
     fn mutate<'a>(&self, mut individual: ArrayViewMut1<'a, f64>, rng: &mut impl RandomGenerator) {
-        let last = self.0.last.map(|_| individual.len().saturating_sub(1));
         let rate = 1.0 / individual.len().max(1) as f64;
-        for (i, gene) in individual.iter_mut().enumerate() {
+        for gene in &mut individual {
             if rng.gen_bool(rate) {
-                let u = rng.gen_proability();
-                // Without an order any cell is as near as any other.
-                *gene = if last == Some(i) { u } else { stepped(*gene, u, self.0.cells) };
+                *gene = stepped(*gene, rng.gen_proability(), self.0.cells);
             }
         }
     }

@@ -1,5 +1,4 @@
-//! Survival by rank and crowding, with what the engine's own lacks: Deb's rule for constraints (feasible
-//! before infeasible, less violation first), NaN and copies last.
+//! Survival by rank and crowding, with what the engine's own lacks: NaN and copies come last.
 
 use crate::pareto::dominates;
 use moors::genetic::D12;
@@ -20,11 +19,7 @@ impl SurvivalOperator for Survival {
     ) -> PopulationMOO<ConstrDim> {
         let points: Vec<[f64; 3]> =
             population.fitness.outer_iter().map(|f| [0, 1, 2].map(|i| f.get(i).copied().unwrap_or(f64::NAN))).collect();
-        let violation: Vec<f64> = match &population.constraint_violation_totals {
-            Some(v) => v.iter().map(|v| if v.is_nan() { f64::INFINITY } else { *v }).collect(),
-            None => vec![0.0; points.len()],
-        };
-        let fronts = fronts(&points, &violation, num_survive);
+        let fronts = fronts(&points, num_survive);
         let mut chosen: Vec<Survivor> = Vec::with_capacity(num_survive);
         for (rank, front) in fronts.iter().enumerate() {
             let mut scored = crowding(&points, front);
@@ -53,15 +48,10 @@ struct Survivor {
     score: f64,
 }
 
-/// Fronts until `enough` are in them: feasible ones by dominance, then infeasible ones by violation, then
-/// copies of earlier points and points that are no numbers.
-fn fronts(points: &[[f64; 3]], violation: &[f64], enough: usize) -> Vec<Vec<usize>> {
-    let (mut sound, last) = split_copies(points);
-    let mut infeasible: Vec<usize> = sound.iter().copied().filter(|&i| violation[i] > 0.0).collect();
-    sound.retain(|&i| violation[i] <= 0.0);
+/// Fronts by dominance until `enough` are in them, then copies of earlier points and points that are no numbers.
+fn fronts(points: &[[f64; 3]], enough: usize) -> Vec<Vec<usize>> {
+    let (sound, last) = split_copies(points);
     let mut fronts = sort(points, sound, enough);
-    infeasible.sort_by(|&a, &b| violation[a].total_cmp(&violation[b]));
-    fronts.extend(infeasible.chunk_by(|&a, &b| violation[a] == violation[b]).map(<[usize]>::to_vec));
     fronts.push(last);
     fronts.retain(|f| !f.is_empty());
     cut(fronts, enough)
@@ -141,15 +131,15 @@ mod tests {
     use moors::MOORandomGenerator;
     use ndarray::{Array2, array};
 
-    fn survive(fitness: Array2<f64>, constraints: Array2<f64>, count: usize) -> Vec<f64> {
+    fn survive(fitness: Array2<f64>, count: usize) -> Vec<f64> {
         let genes = Array2::from_shape_fn((fitness.nrows(), 1), |(i, _)| i as f64);
-        let population = PopulationMOO::new(genes, fitness, constraints);
+        let population = PopulationMOO::new_unconstrained(genes, fitness);
         let mut rng = MOORandomGenerator::new_from_seed(Some(1));
         Survival.operate(population, count, &mut rng).genes.column(0).to_vec()
     }
 
     #[test]
-    fn nan_copies_and_violations_come_last() {
+    fn nan_and_copies_come_last() {
         let fitness = array![
             [0.0, 0.0, f64::NAN],
             [1.0, 1.0, 1.0],
@@ -158,15 +148,14 @@ mod tests {
             [2.0, 2.0, 2.0],
             [0.5, 0.5, 0.5]
         ];
-        let constraints = array![[0.0], [0.0], [0.0], [0.7], [0.0], [0.2]];
-        assert_eq!(survive(fitness.clone(), constraints.clone(), 4), vec![1.0, 4.0, 5.0, 3.0]);
-        assert_eq!(survive(fitness, constraints, 6).len(), 6);
+        assert_eq!(survive(fitness.clone(), 4), vec![3.0, 5.0, 1.0, 4.0]);
+        assert_eq!(survive(fitness, 6), vec![3.0, 5.0, 1.0, 4.0, 0.0, 2.0]);
     }
 
     #[test]
     fn a_crowded_front_keeps_its_ends() {
         let fitness = array![[0.0, 4.0, 1.0], [1.9, 2.1, 1.0], [2.0, 2.0, 1.0], [2.1, 1.9, 1.0], [4.0, 0.0, 1.0]];
-        let kept = survive(fitness, Array2::zeros((5, 1)), 3);
+        let kept = survive(fitness, 3);
         assert!(kept.contains(&0.0) && kept.contains(&4.0), "{kept:?}");
     }
 }
