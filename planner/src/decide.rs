@@ -19,6 +19,8 @@ const RESOLUTION: f64 = 0.15;
 const LEAST_SCORE: f64 = 1e-9;
 /// A smaller share is not worth trying for: what is believed is not so exact.
 const LEAST_SAVING: f64 = 0.02;
+/// By so much, as a share, a strategy that was left has to be better in the mean to be tried again.
+const KNOWN_SAVING: f64 = 0.05;
 /// A strategy stays for at least so many steps: the first are not like the rest.
 const LEAST_DWELL_STEPS: f64 = 5.0;
 /// Least horizon, seconds and steps: what is better now usually stays better after the next change, too.
@@ -319,7 +321,9 @@ impl<'a> Call<'a> {
         let tried = (0..self.all.len())
             // What a plan by bucket costs is known by what its strategies cost.
             .filter(|i| *i != current && self.may_follow(*i) && self.all[*i].plan.alike().is_some())
-            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING && !self.was_left(*i))
+            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
+            // What was in force is known: it is tried again where it is better in the mean, and not for what trying might show.
+            .filter(|i| !self.was_left(*i) || self.worth[*i].saves > KNOWN_SAVING)
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
         best.map(|(i, _)| i)

@@ -13,7 +13,7 @@
 //! 2. **Observe** (`beliefs.rs`). Latencies, tests, trials and steps are observations of what `flexcomm-estimation` believes, each with
 //!    its noise. Steps show the change first: half a second where 40 ms were expected is no noise, so the network has changed and is not
 //!    known. Until latencies and bandwidths are measured anew, its samples are those in which the strategy in force takes what its
-//!    steps take.
+//!    steps take. What steps keep tells little of gradients while they compress what a strategy before them has left.
 //! 3. **Price** (`beliefs.rs`). Every candidate gets 256 samples of what it costs by the policy: seconds for the progress of a dense step.
 //!    Samples are common: in one of them all candidates see the same network, the same machine and the same gains.
 //!    Where the gradient has several buckets, NSGA-II searches plans of a strategy for each group of them (`plans.rs`), and the best it finds
@@ -22,7 +22,9 @@
 //!    than the trial takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
 //!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is
-//!    tried in earnest when what it would save from then on outweighs what the attempt may lose. A change comes after the dwell time and when the last one is in force
+//!    tried in earnest when what it would save from then on outweighs what the attempt may lose, once on each network; afterwards what was
+//!    before is back unless it is worse in the mean. Before the first step, what computing takes is believed like the rest, so that a job
+//!    on a slow network is decided on at once. A change comes after the dwell time and when the last one is in force
 //!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be,
 //!    or its loss rises beyond its noise: then until the loss is as low again.
 //!    What is set for the job alone ([`JobPolicy`]) limits the candidates, puts a pinned plan in the place of the choice, and makes of a
