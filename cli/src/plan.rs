@@ -115,8 +115,8 @@ pub struct Args {
     selection: Vec<Selection>,
 
     /// Print JSON: {"costs": [...], "front": [...], "choice": {...}, "assumed": [...]}, times in seconds; with
-    /// --buckets also "solver" with what it found in "plans". "strategy" is the text that a job can be given, of one strategy for each bucket
-    /// that of the plan, "t_quality_s" is the time for the progress
+    /// --buckets also "solver" with what it found in "plans". "strategy" is the text that a job can be given (where buckets differ a plan's, whose
+    /// "compressor" and "collective" are null), "t_quality_s" is the time for the progress
     /// of a dense step, "gain" the share of the energy that is sent (of an unbiased compressor without error feedback 1/(1 + ω)),
     /// "variance" what such a one adds to the mean, "break_even_gain" the gain above which time-to-quality would prefer the row to
     /// dense; null where there is none.
@@ -149,7 +149,7 @@ Files:
       fc,2049000,0.4
       conv1,9408,3.1
   A bucket's exchange starts when it is ready and the one before has ended, so that early ones hide
-  behind backward. What the job's controller would search by NSGA-II is searched in the same way.
+  behind backward. NSGA-II searches as a controller does, among the ratios of --crs.
 
 Default profile, assumed without --gain:
   gain(c) = c^0.6; compressing takes what --times says.

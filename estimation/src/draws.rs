@@ -37,14 +37,14 @@ impl Draws {
         Self { rows }
     }
 
-    /// Those of what forward and backward take, whatever else there is.
+    /// Those of what forward and backward take: a row that no other quantity uses.
     pub fn compute(&self) -> &[f64] {
-        self.row(ROWS - 1)
+        &self.rows[(ROWS - 1) * DRAWS..]
     }
 
     /// Those of one quantity.
     pub fn row(&self, of: usize) -> &[f64] {
-        let at = of % ROWS * DRAWS;
+        let at = of % (ROWS - 1) * DRAWS;
         &self.rows[at..at + DRAWS]
     }
 }

@@ -51,6 +51,8 @@ pub struct Beliefs {
     tested: Option<Timestamp>,
     /// By group of buckets: the energy of what error feedback has not sent yet, in those of a gradient.
     residuals: Vec<f32>,
+    /// Up to when.
+    filled: Option<Timestamp>,
 }
 
 /// A candidate with samples of what it costs.
@@ -76,7 +78,7 @@ impl Beliefs {
         self.compress.widen(passed_s);
         self.changes.watch(passed_s);
         if self.observe_links(s, now) {
-            self.observe_strategies(s, now, (passed_s, stayed_s));
+            self.observe_strategies(s, now, stayed_s);
         }
         self.round();
     }
@@ -96,7 +98,7 @@ impl Beliefs {
     }
 
     pub(crate) fn clamp_times(&mut self, now: Timestamp) {
-        for at in [&mut self.at, &mut self.tested] {
+        for at in [&mut self.at, &mut self.tested, &mut self.filled] {
             *at = at.map(|t| t.min(now));
         }
         self.changes.clamp_times(now);
@@ -123,7 +125,7 @@ impl Beliefs {
     }
 
     /// What trials found, and what the newest steps took and kept.
-    fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, (passed_s, stayed_s): (f64, f64)) {
+    fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, stayed_s: f64) {
         let Some(problem) = self.problem(s) else { return };
         let mut known = Known::over(&problem);
         self.observe_trials(s, &mut known);
@@ -153,7 +155,8 @@ impl Beliefs {
         let gains: Vec<f64> = of.iter().map(|e| self.expected_gain(s, e)).collect();
         let stale = self.staleness(&gains, by_group, &shape);
         self.observe_kept(s, (&of, &energies, &stale), (&m, few), stayed_s);
-        self.fill_residuals(&gains, by_group, passed_s.min(stayed_s) / m.t_step.get().max(1e-6));
+        let passed_s = self.filled.replace(now).map_or(f64::INFINITY, |at| now.since(at).get());
+        self.fill_residuals((&of, &gains), by_group, passed_s.min(stayed_s) / m.t_step.get().max(1e-6));
         let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
         for (i, e) in compressed() {
             let noise = STEP_NOISE * few * compressed().count() as f64;
@@ -178,10 +181,12 @@ impl Beliefs {
     }
 
     /// So many steps later: what they do not send is added to the gradients after them.
-    fn fill_residuals(&mut self, gains: &[f64], by_group: &[usize], steps: f64) {
+    fn fill_residuals(&mut self, (of, gains): (&[Evaluated], &[f64]), by_group: &[usize], steps: f64) {
         self.residuals.resize(by_group.len(), 0.0);
         for (residual, i) in self.residuals.iter_mut().zip(by_group) {
-            let gain = gains[*i].clamp(1e-4, 1.0);
+            // Without a memory nothing is left.
+            let keeps = of[*i].strategy.spec().memory().is_some();
+            let gain = if keeps { gains[*i].clamp(1e-4, 1.0) } else { 1.0 };
             let settled = (1.0 - gain) / gain;
             *residual = (settled + (f64::from(*residual) - settled) * (1.0 - gain).powf(steps)) as f32;
         }
@@ -636,4 +641,35 @@ fn assumed(fixed: f64, ranks: u32) -> Assumed {
 fn any_of((selector, cr): (Selector, CompressionRatio)) -> Option<Strategy> {
     let spec = selector.family.at(cr).ok()?;
     Collective::ALL.iter().find_map(|collective| Strategy::fitting(spec, *collective, selector.selection))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn residuals_fill_and_drain_by_gain_and_are_stale_where_another_strategy_left_more() {
+        let mut beliefs = Beliefs::default();
+        let links = LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
+        let problem = Problem::new(1_000_000, links);
+        let of = |text: &str| Evaluator::new(&problem).evaluate(&text.parse().unwrap()).unwrap();
+        let of: Vec<Evaluated> =
+            ["topk(k=0.01)+ef(vanilla)/allgather", "powersgd(rank=4)+ef(vanilla)/dense-ring", "none/dense-ring"]
+                .map(of)
+                .into();
+        let gains = [0.1, 0.5, 1.0];
+        let shape = Shape::new(&[3, 1], &[], Compute::measured(0.1));
+        assert_eq!(beliefs.staleness(&gains, &[1, 1], &shape), [0.0; 3], "nothing is known yet");
+        beliefs.fill_residuals((&of, &gains), &[0, 2], 1000.0);
+        // (1 - 0.1)/0.1, and nothing.
+        assert_eq!(beliefs.residuals, [9.0, 0.0]);
+        assert_eq!(beliefs.staleness(&gains, &[0, 0], &shape), [0.0; 3], "its own is settled");
+        // Ten times a gradient's energy, of which settled steps of 0.5 compress two.
+        let stale = beliefs.staleness(&gains, &[1, 1], &shape);
+        assert!((stale[1] - 0.75 * 5f64.ln()).abs() < 1e-6, "{stale:?}");
+        beliefs.fill_residuals((&of, &gains), &[1, 1], 20.0);
+        assert!(beliefs.staleness(&gains, &[1, 1], &shape)[1] < 0.01);
+        beliefs.fill_residuals((&of, &gains), &[2, 2], 1.0);
+        assert_eq!(beliefs.residuals, [0.0, 0.0], "dense steps send it");
+    }
 }

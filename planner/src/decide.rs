@@ -19,7 +19,9 @@ const RESOLUTION: f64 = 0.15;
 const LEAST_SCORE: f64 = 1e-9;
 /// A smaller share is not worth trying for: what is believed is not so exact.
 const LEAST_SAVING: f64 = 0.02;
-/// By so much, as a share, a strategy that was left has to be better in the mean to be tried again.
+/// What was left so often on one network is known: it is tried again where it is better in the mean by this share, and not for what trying
+/// might show.
+const TRIES: usize = 2;
 const KNOWN_SAVING: f64 = 0.05;
 /// A strategy stays for at least so many steps: the first are not like the rest.
 const LEAST_DWELL_STEPS: f64 = 5.0;
@@ -113,13 +115,11 @@ struct Choice {
     why: String,
     /// Where it is dense because the loss rose: until when.
     loss_limit: Option<f64>,
-    /// Whether it is tried, without being surely better.
-    trying: bool,
 }
 
 impl Choice {
     fn of(to: &Plan, why: String) -> Self {
-        Self { to: to.clone(), why, loss_limit: None, trying: false }
+        Self { to: to.clone(), why, loss_limit: None }
     }
 }
 
@@ -243,7 +243,7 @@ impl<'a> Call<'a> {
         };
         let why = self.reason(to, current, better.is_none());
         self.may_change(current).map_err(|keep| Stay::because(keep, waits(keep, &why)))?;
-        Ok(Choice { trying: better.is_none(), ..Choice::of(&self.all[to].plan, why) })
+        Ok(Choice::of(&self.all[to].plan, why))
     }
 
     /// Prices the candidates, what a search by bucket finds, and the plan in force.
@@ -277,23 +277,20 @@ impl<'a> Call<'a> {
         self.s.plan().is_dense() && self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
     }
 
-    /// The best in the mean of what has to be better by enough samples and saves more than the switch costs. When a strategy has been tried,
-    /// one that was left not long ago is back where it is better in the mean: both are as well known as trying makes them.
+    /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
     fn better(&self, current: usize) -> Option<usize> {
         let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
-        let was_tried = self.memory.trying && self.stayed_s() >= self.try_s(current);
         (0..self.all.len()).find(|i| {
             let worth = self.worth[*i];
             let pays = !self.all[current].mean.is_finite() || worth.saves * horizon_s > switch_s;
-            let sure = worth.sure >= self.s.config.confidence || was_tried && self.was_left(*i);
-            *i != current && self.may_follow(*i) && sure && pays
+            *i != current && self.may_follow(*i) && worth.sure >= self.s.config.confidence && pays
         })
     }
 
-    /// Whether it was in force on the network of now, and not so long ago that another one has to be expected by now.
-    fn was_left(&self, candidate: usize) -> bool {
+    /// Whether it was tried often enough on the network of now, and not so long ago that another one has to be expected by now.
+    fn is_known(&self, candidate: usize) -> bool {
         let unchanged_s = self.memory.beliefs.unchanged_s(self.now).min(self.memory.beliefs.lasts_s());
-        self.memory.left_at(&self.all[candidate].plan).is_some_and(|at| self.now.since(at).get() < unchanged_s)
+        self.memory.times_left(&self.all[candidate].plan, self.now, unchanged_s) >= TRIES
     }
 
     /// While a loss that rose is not back, only dense may.
@@ -322,8 +319,7 @@ impl<'a> Call<'a> {
             // What a plan by bucket costs is known by what its strategies cost.
             .filter(|i| *i != current && self.may_follow(*i) && self.all[*i].plan.alike().is_some())
             .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
-            // What was in force is known: it is tried again where it is better in the mean, and not for what trying might show.
-            .filter(|i| !self.was_left(*i) || self.worth[*i].saves > KNOWN_SAVING)
+            .filter(|i| !self.is_known(*i) || self.worth[*i].saves > KNOWN_SAVING)
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
         best.map(|(i, _)| i)
@@ -384,7 +380,7 @@ impl<'a> Call<'a> {
             losses.newest.mean,
             words::plan(is),
         );
-        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean), trying: false })
+        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean) })
     }
 
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
@@ -545,7 +541,7 @@ impl<'a> Call<'a> {
         (!moved.is_empty()).then_some(moved)
     }
 
-    fn change(mut self, Choice { to, why, loss_limit, trying }: Choice) -> Outcome {
+    fn change(mut self, Choice { to, why, loss_limit }: Choice) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
@@ -554,10 +550,10 @@ impl<'a> Call<'a> {
             decided_at: self.now,
             reason: why.clone(),
         };
+        let left = Some(self.s.plan().clone()).filter(|plan| *plan != to && self.s.measured_now().is_some());
         let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
-        self.memory.leave(self.s.plan(), self.now);
-        self.memory.trying = trying;
+        left.iter().for_each(|plan| self.memory.leave(plan, self.now));
         self.memory.loss_limit = loss_limit.or(self.memory.loss_limit);
         self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }

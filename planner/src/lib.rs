@@ -22,8 +22,8 @@
 //!    than the trial takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
 //!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is
-//!    tried in earnest when what it would save from then on outweighs what the attempt may lose, once on each network; afterwards what was
-//!    before is back unless it is worse in the mean. Before the first step, what computing takes is believed like the rest, so that a job
+//!    tried in earnest when what it would save from then on outweighs what the attempt may lose, at most twice on each network unless it is
+//!    better in the mean. Before the first step, what computing takes is believed like the rest, so that a job
 //!    on a slow network is decided on at once. A change comes after the dwell time and when the last one is in force
 //!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be,
 //!    or its loss rises beyond its noise: then until the loss is as low again.
@@ -61,7 +61,7 @@ pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
 pub use flexcomm_optimizer::PolicyConfig;
 pub use memory::Memory;
-pub use plans::Buckets;
+pub use plans::{Buckets, ByBucket};
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};
 pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{

@@ -22,13 +22,11 @@ pub struct Memory {
     /// The loss before a strategy under which it rose: until it is as low again, nothing is compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_limit: Option<f64>,
-    /// Whether the strategy in force is being tried.
-    pub trying: bool,
-    /// Strategies that were in force, and when each was left last.
+    /// Strategies that were in force, and when they were left, the newest last.
     pub left: Vec<(Strategy, Timestamp)>,
 }
 
-/// So many of them are remembered, the newest.
+/// So many of them are remembered.
 const MOST_LEFT: usize = 32;
 
 /// Mean and worst of the links between a job's ranks.
@@ -93,16 +91,16 @@ impl Memory {
     /// The plan is in force no longer. Of a plan by bucket it is known what it costs by what its strategies cost.
     pub(crate) fn leave(&mut self, plan: &Plan, now: Timestamp) {
         let Some(strategy) = plan.alike() else { return };
-        self.left.retain(|(known, _)| known != strategy);
         self.left.push((*strategy, now));
         let first = self.left.len().saturating_sub(MOST_LEFT);
         self.left.drain(..first);
     }
 
-    /// When a plan was left last.
-    pub(crate) fn left_at(&self, plan: &Plan) -> Option<Timestamp> {
-        let strategy = plan.alike()?;
-        self.left.iter().find(|(known, _)| known == strategy).map(|(_, at)| *at)
+    /// How often a plan was left within so many seconds.
+    pub(crate) fn times_left(&self, plan: &Plan, now: Timestamp, within_s: f64) -> usize {
+        let is_it =
+            |(strategy, at): &&(Strategy, Timestamp)| plan.alike() == Some(strategy) && now.since(*at).get() < within_s;
+        self.left.iter().filter(is_it).count()
     }
 
     /// Brings every remembered time to the present: after a clock that jumped back, nothing lies in the future.
@@ -138,19 +136,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_is_known_by_its_strategy_and_the_oldest_are_forgotten() {
+    fn what_was_left_is_counted_by_strategy_and_the_oldest_are_forgotten() {
         let mut memory = Memory::default();
         let plan =
             |k: usize| format!("topk(k={:.3})+ef(vanilla)/allgather", (k + 1) as f64 / 1000.0).parse::<Plan>().unwrap();
-        for k in 0..MOST_LEFT + 2 {
-            memory.leave(&plan(k), Timestamp(k as u64));
+        let second = |s: usize| Timestamp(s as u64 * 1_000_000);
+        for k in 0..MOST_LEFT {
+            memory.leave(&plan(k), second(k));
         }
-        memory.leave(&plan(5), Timestamp(99));
-        memory.leave(&format!("none/dense-ring | {}", plan(7)).parse().unwrap(), Timestamp(100));
+        memory.leave(&plan(30), second(40));
+        memory.leave(&format!("none/dense-ring | {}", plan(7)).parse().unwrap(), second(41));
         assert_eq!(memory.left.len(), MOST_LEFT);
-        assert_eq!([1, 2, 5].map(|k| memory.left_at(&plan(k))), [None, Some(Timestamp(2)), Some(Timestamp(99))]);
-        memory.clamp_times(Timestamp(3));
-        assert!(memory.left.iter().all(|(_, at)| *at <= Timestamp(3)));
+        let times = |k, within_s| memory.times_left(&plan(k), second(40), within_s);
+        assert_eq!([times(0, 100.0), times(7, 100.0), times(30, 100.0), times(30, 10.0)], [0, 1, 2, 1]);
+        memory.clamp_times(second(3));
+        assert!(memory.left.iter().all(|(_, at)| *at <= second(3)));
     }
 
     #[test]

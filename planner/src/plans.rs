@@ -6,7 +6,7 @@
 
 use crate::{JobPolicy, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
-use flexcomm_domain::{CompressionRatio, Plan, Seconds, Strategy};
+use flexcomm_domain::{CompressionRatio, Gain, Plan, Seconds, Strategy};
 use flexcomm_estimation::exchange::BACKWARD_SHARE;
 use flexcomm_estimation::{Compute, Cost, Shape};
 use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
@@ -19,7 +19,7 @@ const SAME: f64 = 0.005;
 /// Options that are listed behind another one for the first few groups: the best of those that are one for all.
 const MOST_LISTED: usize = 128;
 /// Bounded by counts and not by a clock, so that the same seed finds the same: some milliseconds, however many buckets and options there
-/// are (`planner/benches/decide.rs`). Seeds of all kinds fill half of the first population.
+/// are (`planner/benches/decide.rs`).
 const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Given };
 
 /// What a bucket may run: the candidates, and ratios between theirs. A memory with a momentum of its own takes the optimizer's place,
@@ -126,7 +126,7 @@ impl Groups<'_> {
 
     /// With as few strategies as a price of [`SAME`] more allows: each one less is one residual less that another compressor takes over,
     /// and what steps keep tells more of those that are left.
-    fn simplified(&self, mut choice: Vec<usize>) -> Vec<usize> {
+    fn simplified(&self, mut choice: Vec<usize>, policy: &JobPolicy) -> Vec<usize> {
         let most = self.price(&choice) * (1.0 + SAME);
         loop {
             let mut used = choice.clone();
@@ -137,7 +137,8 @@ impl Groups<'_> {
             let merged = pairs.map(|(from, to)| -> Vec<usize> {
                 choice.iter().map(|option| if *option == from { to } else { *option }).collect()
             });
-            let priced = merged.map(|choice| (self.price(&choice), choice)).filter(|(price, _)| *price <= most);
+            let admitted = merged.filter(|choice| self.is_admitted(choice, policy));
+            let priced = admitted.map(|choice| (self.price(&choice), choice)).filter(|(price, _)| *price <= most);
             match priced.min_by(|a, b| a.0.total_cmp(&b.0)) {
                 Some((_, fewer)) => choice = fewer,
                 None => return choice,
@@ -149,14 +150,13 @@ impl Groups<'_> {
     /// first.
     pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
         let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
-        found.retain(|choice| self.is_admitted(choice, policy));
-        let mut found: Vec<_> =
-            self.best(found, MOST_FOUND).into_iter().map(|choice| self.simplified(choice)).collect();
-        found.retain(|choice| self.is_admitted(choice, policy));
-        found.retain(|choice| {
-            let differs = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
-            differs.is_some_and(|group| self.shape.tells_apart(group))
-        });
+        let differs = |choice: &Vec<usize>| {
+            let last = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
+            last.is_some_and(|group| self.shape.tells_apart(group))
+        };
+        found.retain(|choice| self.is_admitted(choice, policy) && differs(choice));
+        let best = self.best(found, MOST_FOUND).into_iter();
+        let found = best.map(|choice| self.simplified(choice, policy)).filter(differs).collect();
         self.best(found, MOST_FOUND)
     }
 
@@ -201,9 +201,9 @@ impl Buckets {
         each.map(|(i, e)| timed(e.clone(), groups.times(&vec![i; groups.genes()]))).collect()
     }
 
-    /// The best plans that NSGA-II finds and the policy admits, of those with several strategies; each with the logarithm of the steps that make
-    /// the progress of a dense one. The best by the time for that comes first. The same seed finds the same.
-    pub fn by_bucket(&self, seed: u64, policy: &JobPolicy) -> Vec<(Plan, Evaluated, f64)> {
+    /// The best plans that NSGA-II finds and the policy admits, of those with several strategies. The best by the time for the progress of a
+    /// dense step comes first. The same seed finds the same.
+    pub fn by_bucket(&self, seed: u64, policy: &JobPolicy) -> Vec<ByBucket> {
         let may = |i: &usize| may_differ(&self.of[*i].strategy);
         let kept: Vec<usize> = (0..self.of.len()).filter(may).collect();
         let options: Vec<Expected> = kept.iter().map(|i| self.options[*i]).collect();
@@ -214,12 +214,31 @@ impl Buckets {
         let priced = |choice: &Vec<usize>| {
             let each = choice.iter().map(|i| &self.of[kept[*i]].strategy);
             let (plan, last) = (self.shape.plan(each)?, &self.of[kept[*choice.last()?]]);
-            let gain = last.quality().least(-groups.by_energy(choice, |option| option.lost));
-            let what = timed(Evaluated { gain, variance: 0.0, ..last.clone() }, groups.times(choice));
-            Some((plan, what, groups.by_energy(choice, |option| option.steps)))
+            let what = timed(Evaluated { variance: 0.0, ..last.clone() }, groups.times(choice));
+            let judged = what.quality().least(-groups.by_energy(choice, |option| option.lost));
+            let kept = self.shape.energies().zip(choice).map(|(share, i)| share * self.of[kept[*i]].gain.get()).sum();
+            Some(ByBucket {
+                plan,
+                judged: Evaluated { gain: judged, ..what.clone() },
+                what: Evaluated { gain: Gain::new(f64::min(kept, 1.0)).unwrap_or(Gain::FULL), ..what },
+                log_steps: groups.by_energy(choice, |option| option.steps),
+            })
         };
         groups.found(seed, policy).iter().filter_map(priced).collect()
     }
+}
+
+/// A plan with several strategies.
+#[derive(Debug, Clone)]
+pub struct ByBucket {
+    /// Which.
+    pub plan: Plan,
+    /// What it costs, and the share of the gradient's energy that is sent; the strategy is the last bucket's.
+    pub what: Evaluated,
+    /// The same as policies judge it: a bucket that keeps next to nothing is not made up for by those that keep all.
+    pub judged: Evaluated,
+    /// Logarithm of the steps that make the progress of a dense one.
+    pub log_steps: f64,
 }
 
 /// With these times of compressing and of the whole step.
@@ -265,7 +284,6 @@ impl Search for Groups<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_estimation::Compute;
 
     /// Dense, and two ratios, of a gradient that takes 0.4 s to send behind 0.1 s of backward.
     fn options() -> Vec<Expected> {
@@ -319,6 +337,24 @@ mod tests {
         });
         assert!(little.0 < much.0 && little.1 == much.1, "{little:?} {much:?}");
         assert_eq!((little.2, much.2), (vec![0, 2], vec![2, 0]), "what has little of the energy is compressed");
+    }
+
+    #[test]
+    fn strategies_that_make_no_difference_are_merged_and_those_that_do_are_not() {
+        // The last two are all but the same.
+        let mut options = options();
+        options.push(Expected { steps: options[2].steps * 1.0001, ..options[2] });
+        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(1.0));
+        let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
+        let policy = JobPolicy::default();
+        let merged = groups.simplified(vec![0, 0, 0, 3, 2, 3], &policy);
+        assert_eq!(merged, [0, 0, 0, 2, 2, 2]);
+        let before = groups.price(&[0, 0, 0, 3, 2, 3]);
+        assert!(groups.price(&merged) <= before * (1.0 + SAME));
+        assert_eq!(groups.simplified(vec![0, 0, 0, 0, 0, 2], &policy), [0, 0, 0, 0, 0, 2]);
+        let least_gain = Some(0.9999);
+        let strict = groups.simplified(vec![0, 0, 0, 3, 2, 3], &JobPolicy { least_gain, ..policy });
+        assert_eq!(strict, [0, 0, 0, 3, 2, 3], "no merge is admitted");
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     for text in args {
         let script = Script::read(&text)?;
         let mut ratios = Vec::new();
-        for seed in if std::env::var("SEED").is_ok() { seeds..=seeds } else { 1..=seeds } {
+        for seed in 1..=seeds {
             let recipe: Recipe = cell.recipe(seed);
             let folder = "suite/curves".as_ref();
             let curves = flexcomm_suite::fixed::Curves::read(folder, &recipe)?.context("no curves of this job")?;
@@ -72,12 +72,6 @@ fn main() -> Result<()> {
                         break;
                     }
                 }
-            }
-            if std::env::var("SHOW").is_ok() {
-                println!(
-                    "  target {target:.3} at {dense_steps:.0}: {}",
-                    losses.iter().map(|l| format!("{l:.3}")).collect::<Vec<_>>().join(" ")
-                );
             }
             ratios.push(reached.map_or(f64::NAN, |at| at / dense_steps));
         }

@@ -4,7 +4,7 @@ use super::{Args, Row, Solved, files};
 use anyhow::Result;
 use flexcomm_domain::{MAX_BUCKETS, Plan};
 use flexcomm_optimizer::{Evaluated, PolicyConfig, Problem, pareto};
-use flexcomm_planner::JobPolicy;
+use flexcomm_planner::{ByBucket, JobPolicy};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -69,12 +69,12 @@ pub(super) fn solve(
     let alike = job.alike();
     let least_gain = Some(config.gain_floor()).filter(|floor| *floor > 0.0);
     let found = job.by_bucket(args.seed, &JobPolicy { least_gain, ..JobPolicy::default() });
-    let all: Vec<Evaluated> = alike.iter().cloned().chain(found.iter().map(|(_, what, _)| what.clone())).collect();
+    let all: Vec<Evaluated> = alike.iter().chain(found.iter().map(|plan| &plan.judged)).cloned().collect();
     let plans: Vec<Row> = found
         .into_iter()
-        .map(|(plan, what, steps)| {
+        .map(|ByBucket { plan, what, log_steps, .. }| {
             let cr = values.iter().enumerate().map(|(i, n)| *n as f64 * plan.of(i).cr().get()).sum::<f64>();
-            let t_quality_s = what.t_step.get() * steps.exp();
+            let t_quality_s = what.t_step.get() * log_steps.exp();
             Row { cr: cr / problem.values as f64, t_quality_s, plan: Some(plan), ..Row::from(&what) }
         })
         .collect();
@@ -98,6 +98,11 @@ pub(super) fn solve(
                 best.t_quality_s * 1e3,
                 one_s * 1e3
             );
+        }
+    }
+    if let Some(plan) = choice.index.checked_sub(costs.len()).and_then(|i| plans[i].plan.as_ref()) {
+        if !matches!(config, PolicyConfig::TimeToQuality(_)) {
+            choice.why = format!("{}: {plan} has the best score", config.policy().name());
         }
     }
     let mut front = pareto::front(&all);

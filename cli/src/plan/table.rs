@@ -118,10 +118,7 @@ const SHOWN: usize = 5;
 fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std::fmt::Result {
     let (ms, seed) = (searched.took.as_secs_f64() * 1e3, searched.seed);
     if searched.plans.is_empty() {
-        return writeln!(
-            out,
-            "\nA strategy for each bucket: NSGA-II (seed {seed}, {ms:.1} ms) finds none that is worth it."
-        );
+        return writeln!(out, "\nA strategy for each bucket: none is found (NSGA-II, seed {seed}, {ms:.1} ms).");
     }
     writeln!(out, "\nA strategy for each bucket, by NSGA-II (seed {seed}, {ms:.1} ms):")?;
     writeln!(out, "\n  {PLAN_HEAD}")?;

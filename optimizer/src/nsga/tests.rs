@@ -113,25 +113,3 @@ fn settings_are_checked() {
         assert!(matches!(choices(&problem, &bad, 1), Err(NsgaError::Setting { .. })));
     }
 }
-
-#[test]
-fn what_is_no_number_is_not_kept() {
-    struct Broken;
-    impl Search for Broken {
-        fn genes(&self) -> usize {
-            3
-        }
-        fn cells(&self) -> usize {
-            4
-        }
-        fn objectives(&self, choice: &[usize]) -> [f64; 3] {
-            let sum = choice.iter().sum::<usize>() as f64;
-            if choice[0] == 0 { [f64::NAN; 3] } else { [sum, 9.0 - sum, 1.0] }
-        }
-        fn start(&self, _: usize) -> Vec<Vec<usize>> {
-            vec![vec![0; 3]]
-        }
-    }
-    let found = choices(&Broken, &Settings { generations: 20, ..Settings::default() }, 1).unwrap();
-    assert!(found.iter().filter(|choice| choice[0] != 0).count() > found.len() / 2);
-}
