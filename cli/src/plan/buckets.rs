@@ -100,10 +100,10 @@ pub(super) fn solve(
             );
         }
     }
-    if let Some(plan) = choice.index.checked_sub(costs.len()).and_then(|i| plans[i].plan.as_ref()) {
-        if !matches!(config, PolicyConfig::TimeToQuality(_)) {
-            choice.why = format!("{}: {plan} has the best score", config.policy().name());
-        }
+    if let Some(plan) = choice.index.checked_sub(costs.len()).and_then(|i| plans[i].plan.as_ref())
+        && !matches!(config, PolicyConfig::TimeToQuality(_))
+    {
+        choice.why = format!("{}: {plan} has the best score", config.policy().name());
     }
     let mut front = pareto::front(&all);
     front.sort_by(|a, b| all[*a].t_sync.get().total_cmp(&all[*b].t_sync.get()));
