@@ -35,7 +35,8 @@ pub fn front(candidates: &[Evaluated]) -> Vec<usize> {
 
 /// Volume dominated by `points` within the box that ends at `reference` (all minimised). Points outside
 /// the box count for nothing. O(n² log n): slices along the third objective.
-pub fn hypervolume(points: &[[f64; 3]], reference: [f64; 3]) -> f64 {
+#[cfg(test)]
+pub(crate) fn hypervolume(points: &[[f64; 3]], reference: [f64; 3]) -> f64 {
     let mut inside: Vec<[f64; 3]> =
         points.iter().copied().filter(|p| p.iter().zip(&reference).all(|(x, r)| x < r)).collect();
     inside.sort_by(|a, b| a[2].total_cmp(&b[2]));
@@ -52,6 +53,7 @@ pub fn hypervolume(points: &[[f64; 3]], reference: [f64; 3]) -> f64 {
     volume
 }
 
+#[cfg(test)]
 fn step_in(stairs: &mut Vec<(f64, f64)>, p: (f64, f64)) {
     if stairs.iter().any(|s| s.0 <= p.0 && s.1 <= p.1) {
         return;
@@ -61,6 +63,7 @@ fn step_in(stairs: &mut Vec<(f64, f64)>, p: (f64, f64)) {
     stairs.insert(at, p);
 }
 
+#[cfg(test)]
 fn area(stairs: &[(f64, f64)], reference: [f64; 3]) -> f64 {
     let mut top = reference[1];
     let mut sum = 0.0;

@@ -154,7 +154,10 @@ impl Beliefs {
         let energies = weights(shape.energies(), by_group, of.len());
         let gains: Vec<f64> = of.iter().map(|e| self.expected_gain(s, e)).collect();
         let stale = self.staleness(&gains, by_group, &shape);
-        self.observe_kept(s, (&of, &energies, &stale), (&m, few), stayed_s);
+        let parts = of.iter().zip(energies).zip(&gains).zip(stale);
+        let parts: Vec<Part<'_>> =
+            parts.map(|(((of, energy), gain), stale)| Part { of, energy, gain: *gain, stale }).collect();
+        self.observe_kept(s, &parts, (&m, few), stayed_s);
         let passed_s = self.filled.replace(now).map_or(f64::INFINITY, |at| now.since(at).get());
         self.fill_residuals((&of, &gains), by_group, passed_s.min(stayed_s) / m.t_step.get().max(1e-6));
         let compressed = || of.iter().enumerate().filter(|(_, e)| !e.strategy.is_dense());
@@ -194,34 +197,26 @@ impl Beliefs {
 
     /// What steps kept of the gradient, but for what is known to keep its share. Of several strategies of which that is not known it is
     /// put down to all alike.
-    fn observe_kept(
-        &mut self,
-        s: &Snapshot,
-        (of, weights, stale): (&[Evaluated], &[f64], &[f64]),
-        (m, few): (&Measured, f64),
-        stayed_s: f64,
-    ) {
-        let each = || of.iter().zip(weights.iter().copied()).zip(stale);
-        let known: f64 = each().filter(|((e, _), _)| is_known(&e.strategy)).map(|((e, w), _)| w * e.gain.get()).sum();
-        let compressed: Vec<_> = each().filter(|((e, _), _)| !is_known(&e.strategy)).collect();
-        let share: f64 = compressed.iter().map(|((_, weight), _)| weight).sum();
+    fn observe_kept(&mut self, s: &Snapshot, parts: &[Part<'_>], (m, few): (&Measured, f64), stayed_s: f64) {
+        let (known, compressed): (Vec<&Part<'_>>, Vec<_>) = parts.iter().partition(|part| is_known(&part.of.strategy));
+        let known: f64 = known.iter().map(|part| part.energy * part.gain).sum();
+        let share: f64 = compressed.iter().map(|part| part.energy).sum();
         if compressed.is_empty() || share <= 0.0 {
             return;
         }
         let steps = stayed_s / m.t_step.get().max(1e-6);
         // Of energies that are not known it is only about right.
         let kept = ((m.gain.get() - known) / share).clamp(1e-3, 0.999);
-        let expected: Vec<f64> = compressed.iter().map(|((e, _), _)| self.expected_gain(s, e)).collect();
-        let all: f64 = compressed.iter().zip(&expected).map(|(((_, weight), _), gain)| weight / share * gain).sum();
+        let all: f64 = compressed.iter().map(|part| part.energy / share * part.gain).sum();
         let noise = m.gain_spread.max(0.03) * few;
         let noise = match compressed.len() {
             // All noise is that of what is not known.
             1 => noise * m.gain.get() / (share * kept).max(1e-6),
             several => noise * several as f64 / share,
         };
-        for (((e, _), stale), expected) in compressed.iter().zip(expected) {
-            let gain = (expected * kept / all.max(1e-9)).min(0.999);
-            self.gains.observe(kind(e), assumed(e.gain.get(), s.ranks), gain, steps, noise.hypot(**stale));
+        for Part { of, gain, stale, .. } in compressed {
+            let gain = (gain * kept / all.max(1e-9)).min(0.999);
+            self.gains.observe(kind(of), assumed(of.gain.get(), s.ranks), gain, steps, noise.hypot(*stale));
         }
     }
 
@@ -383,6 +378,17 @@ impl Beliefs {
         let longest_s = CONTRADICTION * scatter.step_high.get();
         (claimed.t_step.get() > longest_s && unfitted_s > longest_s).then_some(claimed.t_step)
     }
+}
+
+/// A strategy of the plan in force, as steps show it.
+struct Part<'a> {
+    of: &'a Evaluated,
+    /// Its buckets' share of the gradient's energy.
+    energy: f64,
+    /// What its settled steps keep, as expected.
+    gain: f64,
+    /// See [`staleness`].
+    stale: f64,
 }
 
 /// Strategies over links as they are believed, each evaluated once.

@@ -550,10 +550,11 @@ impl<'a> Call<'a> {
             decided_at: self.now,
             reason: why.clone(),
         };
-        let left = Some(self.s.plan().clone()).filter(|plan| *plan != to && self.s.measured_now().is_some());
+        if to != *self.s.plan() && self.s.measured_now().is_some() {
+            self.memory.leave(self.s.plan(), self.now);
+        }
         let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
-        left.iter().for_each(|plan| self.memory.leave(plan, self.now));
         self.memory.loss_limit = loss_limit.or(self.memory.loss_limit);
         self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }

@@ -198,7 +198,14 @@ impl Buckets {
     pub fn alike(&self) -> Vec<Evaluated> {
         let groups = self.groups(&self.options);
         let each = self.of.iter().enumerate();
-        each.map(|(i, e)| timed(e.clone(), groups.times(&vec![i; groups.genes()]))).collect()
+        each.map(|(i, e)| self.timed(e, groups.times(&vec![i; groups.genes()]))).collect()
+    }
+
+    /// With these times of compressing and of the whole step.
+    fn timed(&self, of: &Evaluated, [compress_s, step_s]: [f64; 2]) -> Evaluated {
+        let seconds = |s: f64| Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO);
+        let t_sync = seconds(step_s - compress_s - self.shape.compute.median_s);
+        Evaluated { t_comp: seconds(compress_s), t_sync, t_step: seconds(step_s), ..of.clone() }
     }
 
     /// The best plans that NSGA-II finds and the policy admits, of those with several strategies. The best by the time for the progress of a
@@ -214,7 +221,7 @@ impl Buckets {
         let priced = |choice: &Vec<usize>| {
             let each = choice.iter().map(|i| &self.of[kept[*i]].strategy);
             let (plan, last) = (self.shape.plan(each)?, &self.of[kept[*choice.last()?]]);
-            let what = timed(Evaluated { variance: 0.0, ..last.clone() }, groups.times(choice));
+            let what = Evaluated { variance: 0.0, ..self.timed(last, groups.times(choice)) };
             let judged = what.quality().least(-groups.by_energy(choice, |option| option.lost));
             let kept = self.shape.energies().zip(choice).map(|(share, i)| share * self.of[kept[*i]].gain.get()).sum();
             Some(ByBucket {
@@ -239,14 +246,6 @@ pub struct ByBucket {
     pub judged: Evaluated,
     /// Logarithm of the steps that make the progress of a dense one.
     pub log_steps: f64,
-}
-
-/// With these times of compressing and of the whole step.
-fn timed(of: Evaluated, [compress_s, step_s]: [f64; 2]) -> Evaluated {
-    let seconds = |s: f64| Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO);
-    let computes_s = of.t_step.get() - of.t_comp.get() - of.t_sync.get();
-    let t_sync = seconds(step_s - compress_s - computes_s);
-    Evaluated { t_comp: seconds(compress_s), t_sync, t_step: seconds(step_s), ..of }
 }
 
 impl Search for Groups<'_> {

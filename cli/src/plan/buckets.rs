@@ -3,7 +3,7 @@
 use super::{Args, Row, Solved, files};
 use anyhow::Result;
 use flexcomm_domain::{MAX_BUCKETS, Plan};
-use flexcomm_optimizer::{Evaluated, PolicyConfig, Problem, pareto};
+use flexcomm_optimizer::{Choice, Evaluated, PolicyConfig, Problem, pareto};
 use flexcomm_planner::{ByBucket, JobPolicy};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -70,41 +70,44 @@ pub(super) fn solve(
     let least_gain = Some(config.gain_floor()).filter(|floor| *floor > 0.0);
     let found = job.by_bucket(args.seed, &JobPolicy { least_gain, ..JobPolicy::default() });
     let all: Vec<Evaluated> = alike.iter().chain(found.iter().map(|plan| &plan.judged)).cloned().collect();
-    let plans: Vec<Row> = found
-        .into_iter()
-        .map(|ByBucket { plan, what, log_steps, .. }| {
-            let cr = values.iter().enumerate().map(|(i, n)| *n as f64 * plan.of(i).cr().get()).sum::<f64>();
-            let t_quality_s = what.t_step.get() * log_steps.exp();
-            Row { cr: cr / problem.values as f64, t_quality_s, plan: Some(plan), ..Row::from(&what) }
-        })
-        .collect();
-    let costs: Vec<Row> = alike.iter().map(Row::from).collect();
-    let row =
-        |i: usize| costs.get(i).or_else(|| plans.get(i - costs.len())).cloned().unwrap_or_else(|| costs[0].clone());
-    let mut choice = match config {
+    let plans = found.into_iter().map(|ByBucket { plan, what, log_steps, .. }| {
+        let cr = values.iter().enumerate().map(|(i, n)| *n as f64 * plan.of(i).cr().get()).sum::<f64>();
+        let t_quality_s = what.t_step.get() * log_steps.exp();
+        Row { cr: cr / problem.values as f64, t_quality_s, plan: Some(plan), ..Row::from(&what) }
+    });
+    let rows: Vec<Row> = alike.iter().map(Row::from).chain(plans).collect();
+    let (costs, plans) = rows.split_at(alike.len());
+    let choose =
+        |among: &[Evaluated]| config.policy().choose(among, &(0..among.len()).collect::<Vec<_>>(), problem.compute);
+    let choice = match config {
         // What several strategies lose is not the law of what they keep in the mean.
-        PolicyConfig::TimeToQuality(_) => {
-            config.policy().choose(&alike, &(0..alike.len()).collect::<Vec<_>>(), problem.compute)
+        PolicyConfig::TimeToQuality(policy) => {
+            let choice = choose(&alike);
+            let one = &alike[choice.index];
+            let one_s = policy.seconds(one.t_step.get(), &one.quality());
+            match plans.first().map(|best| best.t_quality_s).filter(|best_s| *best_s < one_s) {
+                Some(best_s) => Choice {
+                    index: costs.len(),
+                    why: format!(
+                        "the progress of a dense step takes {:.3} ms, and {:.3} ms by the best strategy for all buckets",
+                        best_s * 1e3,
+                        one_s * 1e3
+                    ),
+                    ..choice
+                },
+                None => choice,
+            }
         }
-        _ => config.policy().choose(&all, &(0..all.len()).collect::<Vec<_>>(), problem.compute),
+        _ => {
+            let choice = choose(&all);
+            match &rows[choice.index].plan {
+                Some(plan) => {
+                    Choice { why: format!("{}: {plan} has the best score", config.policy().name()), ..choice }
+                }
+                None => choice,
+            }
+        }
     };
-    if let (PolicyConfig::TimeToQuality(policy), Some(best)) = (config, plans.first()) {
-        let one = &alike[choice.index];
-        let one_s = policy.seconds(one.t_step.get(), &one.quality());
-        if best.t_quality_s < one_s {
-            choice.index = costs.len();
-            choice.why = format!(
-                "the progress of a dense step takes {:.3} ms, and {:.3} ms by the best strategy for all buckets",
-                best.t_quality_s * 1e3,
-                one_s * 1e3
-            );
-        }
-    }
-    if let Some(plan) = choice.index.checked_sub(costs.len()).and_then(|i| plans[i].plan.as_ref())
-        && !matches!(config, PolicyConfig::TimeToQuality(_))
-    {
-        choice.why = format!("{}: {plan} has the best score", config.policy().name());
-    }
     let mut front = pareto::front(&all);
     front.sort_by(|a, b| all[*a].t_sync.get().total_cmp(&all[*b].t_sync.get()));
     let searched = Searched {
@@ -113,16 +116,16 @@ pub(super) fn solve(
         seed: args.seed,
         equal_energy: energies.len() < values.len(),
         values,
-        plans: plans.clone(),
+        plans: plans.to_vec(),
     };
     let of_one = |i: &usize| *i < costs.len();
     Ok(Solved {
         marked: (front.iter().copied().filter(of_one).collect(), Some(choice.index).filter(of_one)),
-        front: front.iter().map(|i| row(*i)).collect(),
-        choice: row(choice.index),
+        front: front.iter().map(|i| rows[*i].clone()).collect(),
+        choice: rows[choice.index].clone(),
         why: choice.why,
         buckets: Some(searched),
-        costs,
+        costs: costs.to_vec(),
     })
 }
 
