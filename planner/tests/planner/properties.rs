@@ -86,6 +86,37 @@ fn policies() -> impl proptest::strategy::Strategy<Value = PolicyConfig> {
     prop::sample::select(PolicyConfig::NAMES.to_vec()).prop_map(|name| PolicyConfig::by_name(name).unwrap())
 }
 
+/// The looks, of 400 with 5 s between, at which a job changes whose network does not; logarithms of latency and bandwidth, the gain's
+/// exponent, and seconds of computing.
+fn changes_under_noise(seed: u64, [alpha, bandwidth, exponent, compute]: [f64; 4]) -> Vec<u32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut job = Job::new();
+    job.s.compute = Some(seconds(compute));
+    learn(&mut job.s, profile(exponent, 0.004));
+    let mut changed = Vec::new();
+    for look in 0..400u32 {
+        let mut off = || 1.0 + rng.random_range(-0.1..=0.1);
+        job.network(10f64.powf(alpha) * off(), 10f64.powf(bandwidth) * off());
+        let (t_comp, t_sync, gain) = job.truth(&job.strategy());
+        let gain = if job.strategy().is_dense() { 1.0 } else { (gain * off()).min(1.0) };
+        job.measure(t_comp * off(), t_sync * off(), gain);
+        job.s.measured.as_mut().unwrap().gain_spread = 0.1;
+        if job.call().decision().is_some() {
+            changed.push(look);
+        }
+        job.wait(5.0);
+    }
+    changed
+}
+
+/// Five seconds of each do not tell these two strategies apart.
+#[test]
+fn two_strategies_of_the_same_worth_do_not_change_places_for_ever() {
+    let job = [-3.044_679_244_947_008, 9.245_236_424_653_33, 0.041_102_830_094_168_444, 0.030_394_029_408_216_394];
+    let changed = changes_under_noise(5_642_686_593_269_149_486, job);
+    assert!(changed.len() <= 10, "changed at looks {changed:?}");
+}
+
 proptest! {
     // How much noise leads to is a matter of probability: the same cases every time.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), cases: 64, ..ProptestConfig::default() })]
@@ -139,23 +170,7 @@ proptest! {
     fn noise_leads_to_few_changes(
         seed: u64, alpha in -4.5..-1.0f64, bandwidth in 7.0..11.0f64, exponent in 0.02..0.4f64, compute in 0.01..0.5f64
     ) {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut job = Job::new();
-        job.s.compute = Some(seconds(compute));
-        learn(&mut job.s, profile(exponent, 0.004));
-        let mut changed = Vec::new();
-        for look in 0..400u32 {
-            let mut off = || 1.0 + rng.random_range(-0.1..=0.1);
-            job.network(10f64.powf(alpha) * off(), 10f64.powf(bandwidth) * off());
-            let (t_comp, t_sync, gain) = job.truth(&job.strategy());
-            let gain = if job.strategy().is_dense() { 1.0 } else { (gain * off()).min(1.0) };
-            job.measure(t_comp * off(), t_sync * off(), gain);
-            job.s.measured.as_mut().unwrap().gain_spread = 0.1;
-            if job.call().decision().is_some() {
-                changed.push(look);
-            }
-            job.wait(5.0);
-        }
+        let changed = changes_under_noise(seed, [alpha, bandwidth, exponent, compute]);
         let late = changed.iter().filter(|look| **look >= 200).count();
         prop_assert!(changed.len() <= 10 && late <= 4, "changed at looks {changed:?}");
     }
