@@ -44,6 +44,10 @@ pub struct Args {
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), required_unless_present = "links")]
     workers: Option<u32>,
 
+    /// Workers on each node, in order: they share its NIC, and --latency and --bandwidth are of the links between nodes.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), default_value_t = 1, conflicts_with = "links")]
+    per_node: u32,
+
     /// One-way latency of every link (ns, us, ms, s), for example 1ms.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, required_unless_present = "links", conflicts_with = "links")]
     latency: Option<Seconds>,
@@ -635,8 +639,15 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     let (Some(n), Some(alpha), Some(bandwidth)) = (args.workers, args.latency, args.bandwidth) else {
         bad_argument!("--workers, --latency and --bandwidth are needed, or --links");
     };
-    let links = LinkMatrix::uniform(n as usize, Link { alpha, bandwidth })?;
-    Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")))
+    let between = Link { alpha, bandwidth };
+    if args.per_node == 1 {
+        let links = LinkMatrix::uniform(n as usize, between)?;
+        return Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")));
+    }
+    let (within, node) = (Link::within_node(bandwidth)?, |rank: usize| rank as u32 / args.per_node);
+    let links = LinkMatrix::from_fn(n as usize, |i, j| if node(i) == node(j) { within } else { between })?;
+    let links = links.on_nodes((0..n as usize).map(node).collect())?;
+    Ok((links, format!("{n} workers, {} on each node, between nodes {alpha} and {bandwidth}", args.per_node)))
 }
 
 fn policy(args: &Args) -> Result<PolicyConfig> {

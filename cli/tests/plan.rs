@@ -88,6 +88,25 @@ fn json_is_as_documented() {
 }
 
 #[test]
+fn workers_of_one_node_share_its_nic() {
+    let sync = |per_node: &[&str], collective: &str| {
+        let args =
+            ["--params", "25M", "--crs", "0.1", "--workers", "4", "--latency", "0s", "--bandwidth", "1gbit", "--json"];
+        let answer = json(&run(&[&args[..], per_node].concat()));
+        let costs = answer["costs"].as_array().unwrap();
+        costs.iter().find(|c| c["collective"] == collective).unwrap()["t_sync_s"].as_f64().unwrap()
+    };
+    let times = |collective| sync(&["--per-node", "2"], collective) / sync(&[], collective);
+    let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.1;
+    // A ring leaves each node once; of what is gathered by doubling both of a node send to the other at once: 4 messages through its NIC,
+    // where each rank by itself receives 3.
+    assert!(near(times("dense-ring"), 1.0), "{}", times("dense-ring"));
+    assert!(near(times("allgather"), 4.0 / 3.0), "{}", times("allgather"));
+    let (_folder, square) = file("links.csv", "-,1ms/1gbit\n1ms/1gbit,-\n");
+    refused(&["--params", "1M", "--per-node", "2", "--links", &square], &["--per-node", "--links"]);
+}
+
+#[test]
 fn people_read_one_unit_per_column_and_when_dense_is_best() {
     let slow = text(&run(&["--params", "60M", "--workers", "8", "--latency", "50ms", "--bandwidth", "100mbit"]));
     assert!(slow.contains("t_sync ms"), "{slow}");

@@ -19,7 +19,7 @@ fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot::new("j".parse().unwrap(), 8, 1000);
     let matrix = LinkMatrix::uniform(8, Link::new(0.01, 1e9).unwrap()).unwrap();
     let age = Seconds::new(0.1).unwrap();
-    snapshot.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, nodes: Vec::new(), tests: Vec::new() });
+    snapshot.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, tests: Vec::new() });
     snapshot.compute = Some(age);
     snapshot.offer.codecs.clear();
     snapshot

@@ -58,7 +58,8 @@ pub enum SimulateError {
 /// Seconds until the last rank is done, all ranks starting together. `bytes_of_chunk` gives real bytes.
 ///
 /// The model: a message occupies its sender's NIC for bytes·β, arrives α later, and occupies its receiver's
-/// NIC for bytes·β. Messages of one rank share its NIC one after the other, in the order of the schedule.
+/// NIC for bytes·β. Messages that share a NIC go one after the other, as their ranks are ready for them and of one
+/// rank in the order of the schedule; those between ranks of one node use no NIC.
 /// A rank goes on to its next round when its own sends have left and its own receives are there; there
 /// is no barrier between rounds.
 pub fn simulate(
@@ -82,21 +83,54 @@ pub fn simulate_after(
     check_inputs(schedule, links, start)?;
     let upto = prefix_bytes(schedule.chunks, bytes_of_chunk)?;
     let mut ready = start.to_vec();
-    let mut ingress_free = vec![0.0f64; start.len()];
-    let mut departures = Vec::new();
+    let (mut egress, mut ingress) = (Ports::new(links), Ports::new(links));
+    let (mut order, mut departures) = (Vec::new(), Vec::new());
     for (round, transfers) in schedule.rounds.iter().enumerate() {
-        depart(schedule, round, &upto, links, &ready, &mut departures)?;
-        // First bits that arrive first are received first; the sort is stable, so ties keep their order.
+        check_round(schedule, round)?;
+        order.clear();
+        order.extend(0..transfers.len());
+        // Both sorts are stable, so ties keep their order.
+        order.sort_by(|a: &usize, b| ready[transfers[*a].from.index()].total_cmp(&ready[transfers[*b].from.index()]));
+        departures.clear();
+        departures.extend(order.iter().map(|transfer| {
+            let Transfer { from, to, chunks, .. } = transfers[*transfer];
+            let (link, bytes) = (links.get(from.index(), to.index()), chunks.range());
+            let on_wire = (upto[bytes.end] - upto[bytes.start]) * link.bandwidth.beta();
+            let left = egress.pass((from.index(), to.index()), ready[from.index()], on_wire);
+            Departure { transfer: *transfer, left, first_bit: left - on_wire + link.alpha.get(), on_wire }
+        }));
+        // First bits that arrive first are received first.
         departures.sort_by(|a, b| a.first_bit.total_cmp(&b.first_bit));
         for d in &departures {
-            let t = &transfers[d.transfer];
-            let done = ingress_free[t.to.index()].max(d.first_bit) + d.on_wire;
-            ingress_free[t.to.index()] = done;
-            ready[t.to.index()] = ready[t.to.index()].max(done);
-            ready[t.from.index()] = ready[t.from.index()].max(d.left);
+            let (from, to) = (transfers[d.transfer].from.index(), transfers[d.transfer].to.index());
+            let done = ingress.pass((to, from), d.first_bit, d.on_wire);
+            ready[to] = ready[to].max(done);
+            ready[from] = ready[from].max(d.left);
         }
     }
     Ok(ready)
+}
+
+/// One direction of every NIC, and of what connects each rank to the others of its node.
+struct Ports<'a> {
+    links: &'a LinkMatrix,
+    /// From when on each is free, seconds: those of nodes, then those of ranks.
+    free: Vec<f64>,
+}
+
+impl<'a> Ports<'a> {
+    fn new(links: &'a LinkMatrix) -> Self {
+        Self { links, free: vec![0.0; 2 * links.ranks()] }
+    }
+
+    /// A message between a rank and its peer wants to pass from `at` on; answers when its last bit has.
+    fn pass(&mut self, (rank, peer): (usize, usize), at: f64, on_wire: f64) -> f64 {
+        let (node, ranks) = (self.links.node(rank), self.links.ranks());
+        let port = if node == self.links.node(peer) { ranks + rank } else { node };
+        let done = self.free[port].max(at) + on_wire;
+        self.free[port] = done;
+        done
+    }
 }
 
 struct Departure {
@@ -109,29 +143,14 @@ struct Departure {
     on_wire: f64,
 }
 
-fn depart(
-    schedule: &Schedule,
-    round: usize,
-    upto: &[f64],
-    links: &LinkMatrix,
-    ready: &[f64],
-    out: &mut Vec<Departure>,
-) -> Result<(), SimulateError> {
-    out.clear();
-    let mut egress_free = ready.to_vec();
-    for (transfer, t) in schedule.rounds[round].iter().enumerate() {
-        let (from, to, range) = (t.from.index(), t.to.index(), t.chunks.range());
-        if from.max(to) >= ready.len() || range.end >= upto.len() {
-            let (ranks, chunks) = (schedule.ranks, schedule.chunks);
-            return Err(SimulateError::Outside { round, transfer: *t, ranks, chunks });
-        }
-        let link = links.get(from, to);
-        let on_wire = (upto[range.end] - upto[range.start]) * link.bandwidth.beta();
-        let begin = egress_free[from];
-        egress_free[from] = begin + on_wire;
-        out.push(Departure { transfer, left: begin + on_wire, first_bit: begin + link.alpha.get(), on_wire });
+fn check_round(schedule: &Schedule, round: usize) -> Result<(), SimulateError> {
+    let (ranks, chunks) = (schedule.ranks, schedule.chunks);
+    let outside =
+        |t: &&Transfer| t.from.index().max(t.to.index()) >= ranks as usize || t.chunks.range().end > chunks as usize;
+    match schedule.rounds[round].iter().find(outside) {
+        Some(transfer) => Err(SimulateError::Outside { round, transfer: *transfer, ranks, chunks }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn check_inputs(schedule: &Schedule, links: &LinkMatrix, start: &[f64]) -> Result<(), SimulateError> {

@@ -120,6 +120,25 @@ fn sends_of_one_rank_serialise() {
     assert_eq!(finish, [3.5, 1.0, 1.0, 1.0]);
 }
 
+/// Ranks of one node share its NIC, first come, first served; what they send each other passes beside it.
+#[test]
+fn ranks_of_one_node_share_its_nic() {
+    use flexcomm_collectives::{Chunks, Goal, Op, Transfer};
+    let message = |from, to| Transfer { from: Rank(from), to: Rank(to), chunks: Chunks::one(from), op: Op::Copy };
+    let rounds = vec![vec![message(0, 2), message(1, 3), message(2, 3)]];
+    let schedule = Schedule { ranks: 4, chunks: 4, goal: Goal::Allgather, rounds };
+    let finish = |nodes: [u32; 4], start: [f64; 4]| {
+        let links = LinkMatrix::uniform(4, link(0.5, 1e-3)).unwrap().on_nodes(nodes.to_vec()).unwrap();
+        simulate_after(&schedule, &|_| 1000.0, &links, &start).unwrap()
+    };
+    // Rank 3 receives two messages through a NIC of its own, one by one.
+    assert_eq!(finish([0, 1, 2, 3], [0.0; 4]), [1.0, 1.0, 1.5, 2.5]);
+    // Of the two that leave node 0 the second waits; rank 2's comes by another way.
+    assert_eq!(finish([0, 0, 1, 1], [0.0; 4]), [1.0, 2.0, 1.5, 2.5]);
+    // Rank 0 is late: rank 1 does not wait for it.
+    assert_eq!(finish([0, 0, 1, 1], [4.0, 0.0, 0.0, 0.0]), [5.0, 1.0, 5.5, 1.5]);
+}
+
 #[test]
 fn a_late_rank_delays_those_that_need_it() {
     let broadcast = binomial_broadcast(4, Rank(0)).unwrap();

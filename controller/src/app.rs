@@ -164,9 +164,4 @@ impl App {
             None => Some(rank.seen),
         })
     }
-
-    /// How long confidence in a bandwidth lasts, in seconds.
-    pub fn time_constant_s(&self) -> f64 {
-        self.scheduler.lock().time_constant_s()
-    }
 }

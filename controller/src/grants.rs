@@ -5,11 +5,11 @@
 //!   charged to both ends with the most that it can cost before it is granted, and with what its bytes took at the
 //!   measured rate when its report is there. A test whose report never comes stays charged in full.
 //! - Accounts outlive silence of their nodes and, stored, restarts of the controller.
-//! - Tests of links that changed, and of links without which nothing could soon be decided for a job, may overdraw.
+//! - Tests of links that changed, and those that are expected to save a job more than they take, may overdraw.
 //! - The pair that waited longest goes first. When it cannot pay yet, its nodes save up for it: pairs that are
 //!   cheaper do not starve it.
 
-use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Need, NodeName, ShareAccount, ShareRules, Timestamp};
+use flexcomm_domain::{Need, NodeName, ShareAccount, ShareRules, Timestamp};
 use flexcomm_wire::{MAX_TEST_S, ThroughputGrant, ThroughputReport};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,18 +57,8 @@ const ROUND_TRIPS: f64 = 10.0;
 /// time is over, but a report may also be nonsense.
 const BELIEVED: f64 = 2.0;
 
-/// Of so many rounds of tests. Ends take turns, and a test from the other side is worth 0.7: that is above the 0.5 from
-/// which a link is stale for two rounds, an estimate of the link's own end for four, so that one test may fail.
-const ROUNDS: f64 = 6.0;
-
-/// However long a round takes, a bandwidth of an hour ago is hardly more than a guess, in seconds.
-const MOST_TIME_CONSTANT_S: f64 = 3600.0;
-
-/// What a node's test takes until the next can begin, about, in seconds.
-const TEST_TAKES_S: f64 = 1.5;
-
-/// Of a share of which echoes take almost all, so much is counted.
-const LEAST_GROWTH: f64 = 0.1;
+/// What a test is expected to save is at least so many times what it takes, seconds of both NICs.
+const WORTH: f64 = 2.0;
 
 /// An account is stored again when it has moved by this much, in seconds' worth.
 const STORE_AFTER_S: f64 = 30.0;
@@ -105,8 +95,8 @@ pub struct Known {
     pub tested_bps: Option<f64>,
     /// Something says that it changed since the last test.
     pub suspect: bool,
-    /// A job runs over it, and its bandwidth is so unsure that it soon tells that job's decisions too little.
-    pub stale: bool,
+    /// What a test is expected to save the job that runs over it, seconds: the most of several jobs.
+    pub worth_s: f64,
 }
 
 impl Known {
@@ -150,8 +140,8 @@ struct Past {
     suspected: u32,
     /// When it was suspect last.
     suspect_at: Timestamp,
-    /// Tests while it was stale, since it became so.
-    stale_tests: u32,
+    /// Tests in a row that were worth what they take.
+    worth_it: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -171,8 +161,6 @@ pub struct Scheduler {
     overdue: BTreeMap<u64, Active>,
     past: BTreeMap<Pair, Past>,
     accounts: BTreeMap<NodeName, Account>,
-    time_constant_s: f64,
-    time_constant_at: Timestamp,
 }
 
 impl Scheduler {
@@ -180,18 +168,7 @@ impl Scheduler {
     pub fn new(config: RawProbes, first_id: u64) -> Self {
         let rules = ShareRules::new(config.budget_share, MAX_TEST_S);
         let (active, overdue, past, accounts) = Default::default();
-        let time_constant_s = BANDWIDTH_CONFIDENCE_AGE_S;
-        Self {
-            config,
-            rules,
-            next_id: first_id,
-            active,
-            overdue,
-            past,
-            accounts,
-            time_constant_s,
-            time_constant_at: Timestamp(0),
-        }
+        Self { config, rules, next_id: first_id, active, overdue, past, accounts }
     }
 
     /// Takes note of a test that was stored before the start.
@@ -259,18 +236,12 @@ impl Scheduler {
         self.active.iter().filter(|a| a.from == *node).map(|a| a.grant.clone()).collect()
     }
 
-    /// Seconds in which confidence in a bandwidth falls to 1/e: no link is doubted for waiting for its turn.
-    pub fn time_constant_s(&self) -> f64 {
-        self.time_constant_s
-    }
-
     /// Ends what has expired or lost an end, and grants what is due. `other_probes` is the part of the share, 0 to 1,
     /// that echoes and traces take.
     pub fn tick(&mut self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>, other_probes: f64) {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, other_probes);
         self.trust(now, known);
-        self.set_time_constant(now, ROUNDS * self.round_s(live, known, other_probes));
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
         for (pair, link) in self.due(now, live, known) {
@@ -284,27 +255,6 @@ impl Scheduler {
                 self.grant((pair, &link), (bytes, cost.1), now);
             }
         }
-    }
-
-    /// What was measured does not grow old faster than time passes, however fast a network or a cluster changes.
-    fn set_time_constant(&mut self, now: Timestamp, time_constant_s: f64) {
-        let left_s = self.time_constant_s - now.since(self.time_constant_at).get();
-        self.time_constant_s = time_constant_s.max(left_s).clamp(BANDWIDTH_CONFIDENCE_AGE_S, MOST_TIME_CONSTANT_S);
-        self.time_constant_at = now;
-    }
-
-    /// How long it takes until a node has had its turn with each other one, and has paid for it, where that takes longest,
-    /// in seconds.
-    fn round_s(&self, live: &[NodeName], known: &BTreeMap<Pair, Known>, other_probes: f64) -> f64 {
-        let live: BTreeSet<&NodeName> = live.iter().collect();
-        let mut cost_s: BTreeMap<&NodeName, f64> = BTreeMap::new();
-        for (pair, link) in known.iter().filter(|(pair, _)| live.contains(&pair.0) && live.contains(&pair.1)) {
-            let (planned_s, _) = self.cost_s(self.budget(link), link);
-            [&pair.0, &pair.1].into_iter().for_each(|node| *cost_s.entry(node).or_default() += planned_s);
-        }
-        let dearest_s = cost_s.into_values().fold(0.0, f64::max);
-        let paid_s = dearest_s / (self.rules.growth() - other_probes).max(LEAST_GROWTH);
-        paid_s.max(TEST_TAKES_S * live.len() as f64).max(self.config.retest_s as f64)
     }
 
     fn end_overdue(&mut self, now: Timestamp, alive: &BTreeSet<&NodeName>) {
@@ -357,9 +307,8 @@ impl Scheduler {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
-            // One test after a change is little to rest a decision on: the next should not wait as if nothing had been. More
-            // than a few would not make a link surer whose tests disagree.
-            Known { stale: true, .. } => suspect_wait_s(last.stale_tests).min(self.config.retest_s as f64),
+            // After a few tests what is believed depends on something else: more would not make it surer.
+            _ if self.is_worth_it(link) => suspect_wait_s(last.worth_it).min(self.config.retest_s as f64),
             _ if approximate => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
@@ -412,9 +361,15 @@ impl Scheduler {
     fn need(&self, pair: &Pair, link: &Known) -> Need {
         match link {
             _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
-            Known { stale: true, .. } => Need::Pressing,
+            _ if self.is_worth_it(link) => Need::Pressing,
             _ => Need::Routine,
         }
+    }
+
+    /// Whether a test is expected to save more than it takes.
+    fn is_worth_it(&self, link: &Known) -> bool {
+        let (cost_s, _) = self.cost_s(self.budget(link), link);
+        link.worth_s > WORTH * self.config.budget_share * cost_s
     }
 
     fn grant(&mut self, (pair, link): (Pair, &Known), (bytes, held_s): (u64, f64), now: Timestamp) {
@@ -423,12 +378,13 @@ impl Scheduler {
                 entry.account.charge(held_s);
             }
         }
+        let is_worth_it = self.is_worth_it(link);
         let past = self.past.entry(pair.clone()).or_default();
         past.count += 1;
         past.at = now;
         past.bytes = Some(bytes);
         past.suspected = past.suspected.saturating_add(u32::from(link.suspect));
-        past.stale_tests = if link.stale { past.stale_tests.saturating_add(1) } else { 0 };
+        past.worth_it = if is_worth_it { past.worth_it.saturating_add(1) } else { 0 };
         // Both ends take turns, so that both learn.
         let (from, peer) = if past.count.is_multiple_of(2) { (pair.1, pair.0) } else { (pair.0, pair.1) };
         self.next_id += 1;

@@ -2,14 +2,13 @@
 
 use flexcomm_domain::{BANDWIDTH_CONFIDENCE_AGE_S, Bandwidth, Link, LinkMatrix, NodeName, Seconds, Timestamp};
 use flexcomm_planner::{LinkTest, Links};
-use flexcomm_wire::LinkReport;
 use flexcomm_wire::api::LinkView;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::store::{LinkRow, TestRow};
 
 /// How far a single active test is trusted that the agent's estimator has not seen (it ran from the other side).
-pub const TEST_CONFIDENCE: f64 = 0.7;
+const TEST_CONFIDENCE: f64 = 0.7;
 
 /// A test counts only when it is newer by this than the estimator's newest sample: what an agent tests itself is in
 /// its next estimate a moment later.
@@ -30,15 +29,9 @@ const AGREE: f64 = 2.0;
 /// a suspect link has by then.
 const STANDS_S: f64 = 30.0;
 
-/// So many times the agents' age of confidence are as good as forever.
-const MOST_AGED: f64 = 40.0;
-
 /// Below this a latency costs a step nothing, and a job that saturates the link disturbs its measurement the most: how
 /// sure it is does not matter.
 const NEGLIGIBLE_LATENCY_US: f64 = 50.0;
-
-/// Between two ranks of one node: shared memory or loopback. Never the slowest link of a job that spans nodes.
-const LOCAL: (f64, f64) = (20e-6, 20e9);
 
 /// Links by (from, to).
 pub type LinkMap = BTreeMap<(NodeName, NodeName), LinkView>;
@@ -75,8 +68,8 @@ fn far(test: &TestRow, estimate_bps: f64) -> bool {
 }
 
 /// Puts estimates and tests together: a test that the estimator cannot know of counts (it ran from the other side). Ages grow with the
-/// controller's clock since the report arrived; with them confidence in bandwidths falls to 1/e within `time_constant_s`.
-pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant_s: f64) -> LinkMap {
+/// controller's clock since the report arrived, and confidence in bandwidths falls with them as it does in agents.
+pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
     let tests = weighed(tests.to_vec(), links, now);
     let tests: BTreeMap<_, _> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
     let view = |row: &LinkRow| {
@@ -91,13 +84,13 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp, time_constant
             loss_back: row.report.loss_back,
             by_icmp: row.report.by_icmp,
             latency_confidence: row.report.latency_confidence,
-            bandwidth_confidence: aged(&row.report, waited_ms, time_constant_s),
+            bandwidth_confidence: row.report.bandwidth_confidence * aged(waited_ms),
             latency_age_ms: row.report.latency_age_ms + waited_ms,
             bandwidth_age_ms: row.report.bandwidth_age_ms + waited_ms,
         };
         if let Some(test) = tests.get(&(&row.src, &row.dst)) {
             let test_age_ms = now.since(test.received).get() * 1e3;
-            let confidence = TEST_CONFIDENCE * (-test_age_ms * 1e-3 / time_constant_s).exp();
+            let confidence = TEST_CONFIDENCE * aged(test_age_ms);
             // A lower bound confirms what it is near to, and says nothing where more is known.
             let says = !test.is_lower_bound || view.bandwidth_bps.is_some_and(|bps| bps < AGREE * test.bandwidth_bps);
             let is_newer = test_age_ms + CLEARLY_NEWER_MS < view.bandwidth_age_ms;
@@ -234,14 +227,9 @@ pub fn without_claims_of(links: &LinkMap, node: &NodeName) -> LinkMap {
     links.iter().map(mirrored).collect()
 }
 
-/// What is left of a confidence that was reported `waited_ms` ago and had fallen with the age of its estimate then, when
-/// it is to fall to 1/e within `time_constant_s` instead of what agents take.
-fn aged(report: &LinkReport, waited_ms: f64, time_constant_s: f64) -> f64 {
-    let age_ms = report.bandwidth_age_ms;
-    // An age may be anything up to a year: the confidence then is nearly 0 whatever it began with.
-    let fell = (age_ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S).min(MOST_AGED);
-    let fresh = (report.bandwidth_confidence * fell.exp()).min(1.0);
-    fresh * (-(age_ms + waited_ms) * 1e-3 / time_constant_s).exp()
+/// What is left of a confidence after so long.
+fn aged(ms: f64) -> f64 {
+    (-ms * 1e-3 / BANDWIDTH_CONFIDENCE_AGE_S).exp()
 }
 
 /// Whether the newest test is far from the estimate: the link has changed, or the job took almost all of it.
@@ -266,7 +254,9 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();
-    let local = Link::new(LOCAL.0, LOCAL.1).map_err(|e| e.to_string())?;
+    let of_job = links.iter().filter(|((from, to), _)| nodes.contains(from) && nodes.contains(to));
+    let fastest_bps = of_job.filter_map(|(_, view)| view.bandwidth_bps).fold(1e9, f64::max);
+    let local = Bandwidth::new(fastest_bps).and_then(Link::within_node).map_err(|e| e.to_string())?;
     let mut get = |from: &NodeName, to: &NodeName| {
         let view = links.get(&(from.clone(), to.clone()));
         let link = view.and_then(|v| Link::new(v.latency_us * 1e-6, v.bandwidth_bps?).ok());
@@ -290,18 +280,13 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
         (a, b) if a == b => local,
         (a, b) => get(a, b),
     });
-    let matrix = matrix.map_err(|e| e.to_string())?;
+    let known = different(nodes);
+    let on_nodes = nodes.iter().filter_map(|node| number(&known, node)).collect();
+    let matrix = matrix.and_then(|matrix| matrix.on_nodes(on_nodes)).map_err(|e| e.to_string())?;
     if missing.is_empty() {
         let age = Seconds::new(age_ms * 1e-3).map_err(|e| e.to_string())?;
         let oldest = Seconds::new(oldest_ms * 1e-3).map_err(|e| e.to_string())?;
-        return Ok(Links {
-            matrix,
-            age,
-            oldest,
-            confidence: confidence.clamp(0.0, 1.0),
-            nodes: Vec::new(),
-            tests: Vec::new(),
-        });
+        return Ok(Links { matrix, age, oldest, confidence: confidence.clamp(0.0, 1.0), tests: Vec::new() });
     }
     missing.sort();
     missing.dedup();
@@ -310,19 +295,26 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     Err(format!("no estimate of the link {}{more}", missing.join(", ")))
 }
 
-/// Adds the nodes of ranks and the newest tests between them.
-pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Links {
-    let mut known: Vec<&NodeName> = Vec::new();
+/// The nodes in the order of their first ranks: their numbers are their places here.
+fn different(nodes: &[NodeName]) -> Vec<&NodeName> {
+    let mut different: Vec<&NodeName> = Vec::new();
     for node in nodes {
-        let at = known.iter().position(|k| *k == node).unwrap_or_else(|| {
-            known.push(node);
-            known.len() - 1
-        });
-        links.nodes.push(at as u32);
+        if !different.contains(&node) {
+            different.push(node);
+        }
     }
-    let number = |node: &NodeName| known.iter().position(|k| *k == node).map(|at| at as u32);
+    different
+}
+
+fn number(different: &[&NodeName], node: &NodeName) -> Option<u32> {
+    different.iter().position(|other| *other == node).map(|at| at as u32)
+}
+
+/// Adds the newest tests between the nodes.
+pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Links {
+    let known = different(nodes);
     let test = |row: &TestRow| {
-        let (from, to) = (number(&row.src)?, number(&row.dst)?);
+        let (from, to) = (number(&known, &row.src)?, number(&known, &row.dst)?);
         let (bandwidth, is_lower_bound) = (Bandwidth::new(row.bandwidth_bps).ok()?, row.is_lower_bound);
         Some(LinkTest { from, to, bandwidth, is_lower_bound, at: row.received })
     };
@@ -333,6 +325,7 @@ pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Li
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use flexcomm_wire::LinkReport;
 
     pub(crate) fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -375,20 +368,15 @@ pub(crate) mod tests {
             received: Timestamp(received),
             ..test(5e8, None, None)
         };
-        let map = merge(
-            &rows,
-            &[test("a", "b", 500_000), test("b", "a", 500_000)],
-            Timestamp(2_000_000),
-            BANDWIDTH_CONFIDENCE_AGE_S,
-        );
+        let map = merge(&rows, &[test("a", "b", 500_000), test("b", "a", 500_000)], Timestamp(2_000_000));
         let ab = &map[&(node("a"), node("b"))];
         assert_eq!((ab.latency_age_ms, ab.bandwidth_age_ms, ab.bandwidth_bps), (1005.0, 1100.0, Some(1e9)));
         let ba = &map[&(node("b"), node("a"))];
         assert_eq!((ba.bandwidth_age_ms, ba.bandwidth_bps), (1500.0, Some(5e8)));
         let bandwidth = |map: LinkMap| map[&(node("a"), node("b"))].bandwidth_bps;
-        let own = merge(&rows, &[test("a", "b", 1_000_000)], Timestamp(5_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+        let own = merge(&rows, &[test("a", "b", 1_000_000)], Timestamp(5_000_000));
         assert_eq!(bandwidth(own), Some(1e9), "the estimate has it in");
-        let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+        let other = merge(&rows, &[test("a", "b", 4_950_000)], Timestamp(5_000_000));
         assert_eq!(bandwidth(other), Some(5e8));
     }
 
@@ -399,7 +387,7 @@ pub(crate) mod tests {
     }
 
     fn merged(rows: &[LinkRow]) -> LinkMap {
-        merge(rows, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S)
+        merge(rows, &[], Timestamp(0))
     }
 
     #[test]
@@ -450,15 +438,13 @@ pub(crate) mod tests {
         let rows = [row("a", "b", Some(9.5e7), 1_000_000)];
         let shown = |bandwidth_bps, previous_bps| {
             let test = test(bandwidth_bps, previous_bps, Some(9.5e7));
-            merge(&rows, &[test], Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)[&(node("a"), node("b"))]
-                .bandwidth_bps
+            merge(&rows, &[test], Timestamp(1_500_000))[&(node("a"), node("b"))].bandwidth_bps
         };
         assert_eq!(shown(3.6e6, Some(2.9e6)), Some(3.6e6));
         assert_eq!(shown(3.6e6, None), Some(9.5e7));
         assert_eq!(shown(3.6e6, Some(9.2e7)), Some(9.5e7));
         let test = test(3.6e6, None, Some(9.5e7));
-        let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S)
-            [&(node("a"), node("b"))];
+        let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000))[&(node("a"), node("b"))];
         assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
@@ -468,7 +454,7 @@ pub(crate) mod tests {
         let rows = [row("a", "b", Some(3.6e6), 1_000_000)];
         let shown = |bandwidth_bps, previous_bps, then_bps| {
             let test = test(bandwidth_bps, previous_bps, Some(then_bps));
-            let map = merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000), BANDWIDTH_CONFIDENCE_AGE_S);
+            let map = merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000));
             let link = &map[&(node("a"), node("b"))];
             (link.bandwidth_bps, contradicted(&test, link))
         };
@@ -485,7 +471,7 @@ pub(crate) mod tests {
         let rows = [("a", "b", there_bps), ("b", "a", back_bps)];
         let rows = rows.map(|(src, dst, bps)| row(src, dst, Some(bps), now_s * 1_000_000));
         let tests = weighed(vec![test.clone()], &rows, Timestamp(now_s * 1_000_000));
-        let map = merge(&rows, &tests, Timestamp(now_s * 1_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+        let map = merge(&rows, &tests, Timestamp(now_s * 1_000_000));
         let link = &map[&(node("a"), node("b"))];
         (link.bandwidth_bps, link.bandwidth_confidence, contradicted(&tests[0], link))
     }
@@ -494,7 +480,7 @@ pub(crate) mod tests {
     fn a_lower_bound_contradicts_only_what_is_slower() {
         let link = |test: &TestRow| {
             let rows = [row("a", "b", Some(1e9), 1_000_000)];
-            let map = merge(&rows, std::slice::from_ref(test), Timestamp(7_000_000), BANDWIDTH_CONFIDENCE_AGE_S);
+            let map = merge(&rows, std::slice::from_ref(test), Timestamp(7_000_000));
             let view = map[&(node("a"), node("b"))].clone();
             (contradicted(test, &view), view.bandwidth_bps)
         };
@@ -550,34 +536,25 @@ pub(crate) mod tests {
     #[test]
     fn the_matrix_waits_for_every_link_and_says_so() {
         let both = [row("a", "b", Some(1e9), 0), row("b", "a", Some(2e9), 0)];
-        let map = merge(&both, &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S);
+        let map = merge(&both, &[], Timestamp(0));
         let links = matrix(&map, &[node("a"), node("a"), node("b")]).unwrap();
         assert_eq!(links.matrix.ranks(), 3);
+        assert_eq!([0, 1, 2].map(|rank| links.matrix.node(rank)), [0, 0, 1], "ranks of one node share its NIC");
         assert_eq!(links.matrix.get(2, 0).bandwidth.get(), 2e9);
-        assert_eq!(links.matrix.get(0, 1).alpha.get(), LOCAL.0);
+        assert_eq!(links.matrix.get(0, 1).alpha.get(), 20e-6);
         assert_eq!(links.confidence, 0.8);
-        let one = merge(&both[..1], &[], Timestamp(0), BANDWIDTH_CONFIDENCE_AGE_S);
+        let one = merge(&both[..1], &[], Timestamp(0));
         assert_eq!(matrix(&one, &[node("a"), node("b")]).unwrap_err(), "no estimate of the link b to a");
     }
 
-    /// In a large cluster a round of tests takes longer than an agent's confidence lasts.
     #[test]
-    fn confidence_lasts_as_long_as_tests_take_to_come_round() {
-        let mut old = row("a", "b", Some(1e9), 0);
-        old.report.bandwidth_age_ms = 240_000.0;
-        old.report.bandwidth_confidence = 0.9 * (-2.0f64).exp();
-        let shown = |row: &LinkRow, tests: &[TestRow], now_s: u64, time_constant_s| {
-            let map = merge(std::slice::from_ref(row), tests, Timestamp(now_s * 1_000_000), time_constant_s);
+    fn confidence_falls_with_age() {
+        let shown = |estimate_bps: Option<f64>, tests: &[TestRow], now_s: u64| {
+            let map = merge(&[row("a", "b", estimate_bps, 0)], tests, Timestamp(now_s * 1_000_000));
             map[&(node("a"), node("b"))].bandwidth_confidence
         };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} instead of {b}");
-        near(shown(&old, &[], 0, 120.0), 0.9 * (-2.0f64).exp());
-        near(shown(&old, &[], 0, 480.0), 0.9 * (-0.5f64).exp());
-        near(shown(&old, &[], 240, 480.0), 0.9 * (-1.0f64).exp());
-        old.report.bandwidth_age_ms = 1e10;
-        old.report.bandwidth_confidence = 0.0;
-        near(shown(&old, &[], 240, 480.0), 0.0);
-        let test = test(9e8, None, None);
-        near(shown(&old, &[test], 120, 480.0), TEST_CONFIDENCE * (-0.25f64).exp());
+        near(shown(Some(1e9), &[], 240), 0.8 * (-2.0f64).exp());
+        near(shown(None, &[test(9e8, None, None)], 60), TEST_CONFIDENCE * (-0.5f64).exp());
     }
 }

@@ -21,17 +21,50 @@ impl Link {
         Ok(Self { alpha: Seconds::new(alpha_s)?, bandwidth: Bandwidth::new(bandwidth_bps)? })
     }
 
+    /// Between two ranks of one node, which nothing measures: shared memory or loopback, 20 us and 20 Gbit/s, or as fast as the fastest
+    /// link between nodes, so that it never is a job's slowest.
+    pub fn within_node(fastest: Bandwidth) -> Result<Self, Invalid> {
+        Self::new(20e-6, fastest.get().max(20e9))
+    }
+
     /// Time in seconds for a message of `bytes`.
     pub fn time(&self, bytes: f64) -> f64 {
         self.alpha.get() + bytes * self.bandwidth.beta()
     }
 }
 
-/// Directed links between the N ranks of a job; the diagonal is unused.
+/// Directed links between the N ranks of a job, the diagonal is unused, and which of the ranks share a NIC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Stored")]
 pub struct LinkMatrix {
     n: usize,
     links: Vec<Link>,
+    /// The node of each rank. Empty: each has its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<u32>,
+}
+
+/// A matrix as it was stored.
+#[derive(Deserialize)]
+struct Stored {
+    n: usize,
+    links: Vec<Link>,
+    #[serde(default)]
+    nodes: Vec<u32>,
+}
+
+impl TryFrom<Stored> for LinkMatrix {
+    type Error = Invalid;
+
+    fn try_from(Stored { n, links, nodes }: Stored) -> Result<Self, Invalid> {
+        let (found, wanted) = (links.len(), ranks(n)?.pow(2));
+        if found != wanted {
+            let allowed = format!("{wanted} between {n} ranks");
+            return Err(Invalid::Range { what: "number of links", value: found as f64, allowed });
+        }
+        let matrix = Self { n, links, nodes: Vec::new() };
+        if nodes.is_empty() { Ok(matrix) } else { matrix.on_nodes(nodes) }
+    }
 }
 
 /// Most ranks a matrix may span: N² links are stored.
@@ -43,13 +76,34 @@ impl LinkMatrix {
         Self::from_fn(n, |_, _| link)
     }
 
-    /// Builds from a function of (from, to).
+    /// Builds from a function of (from, to), each rank on a node of its own.
     pub fn from_fn(n: usize, mut link: impl FnMut(usize, usize) -> Link) -> Result<Self, Invalid> {
-        if n == 0 || n > MAX_RANKS {
-            return Err(Invalid::Range { what: "number of ranks", value: n as f64, allowed: "1 to 4096".into() });
+        let links = (0..ranks(n)?.pow(2)).map(|i| link(i / n, i % n)).collect();
+        Ok(Self { n, links, nodes: Vec::new() })
+    }
+
+    /// The same links between ranks of which some are on one node: rank r is on node `nodes[r]`, from 0 to N-1. What ranks of one
+    /// node send to other nodes goes through its NIC, which carries it one after the other, and so does what they receive.
+    pub fn on_nodes(self, nodes: Vec<u32>) -> Result<Self, Invalid> {
+        if nodes.len() != self.n {
+            let allowed = format!("{}, one for each rank", self.n);
+            return Err(Invalid::Range { what: "number of ranks' nodes", value: nodes.len() as f64, allowed });
         }
-        let links = (0..n * n).map(|i| link(i / n, i % n)).collect();
-        Ok(Self { n, links })
+        match nodes.iter().find(|node| **node as usize >= self.n) {
+            Some(node) => {
+                let allowed = format!("0 to {}", self.n - 1);
+                Err(Invalid::Range { what: "node of a rank", value: f64::from(*node), allowed })
+            }
+            None => Ok(Self { nodes, ..self }),
+        }
+    }
+
+    /// Other links between the same ranks on the same nodes: of (from, to) and the link that is there.
+    #[must_use]
+    pub fn with(mut self, mut link: impl FnMut(usize, usize, Link) -> Link) -> Self {
+        let n = self.n;
+        self.links.iter_mut().enumerate().for_each(|(i, is)| *is = link(i / n, i % n, *is));
+        self
     }
 
     /// N.
@@ -61,6 +115,18 @@ impl LinkMatrix {
     pub fn get(&self, from: usize, to: usize) -> Link {
         assert!(from < self.n && to < self.n, "rank out of range");
         self.links[from * self.n + to]
+    }
+
+    /// The node of a rank, from 0 to N-1. Panics when the rank is not below N.
+    pub fn node(&self, rank: usize) -> usize {
+        assert!(rank < self.n, "rank out of range");
+        self.nodes.get(rank).map_or(rank, |node| *node as usize)
+    }
+
+    /// Whether ranks share a NIC.
+    pub fn is_shared(&self) -> bool {
+        let mut seen = vec![false; self.nodes.len()];
+        self.nodes.iter().any(|node| std::mem::replace(&mut seen[*node as usize], true))
     }
 
     /// The links between different ranks, row by row. With one rank, the diagonal's link.
@@ -77,6 +143,13 @@ impl LinkMatrix {
                 bandwidth: if a.bandwidth <= b.bandwidth { a.bandwidth } else { b.bandwidth },
             })
             .unwrap_or(self.links[0])
+    }
+}
+
+fn ranks(n: usize) -> Result<usize, Invalid> {
+    match n {
+        1..=MAX_RANKS => Ok(n),
+        _ => Err(Invalid::Range { what: "number of ranks", value: n as f64, allowed: "1 to 4096".into() }),
     }
 }
 
@@ -100,5 +173,24 @@ mod tests {
         let link = Link::new(0.001, 1e9).unwrap();
         assert!(LinkMatrix::uniform(0, link).is_err());
         assert!(LinkMatrix::uniform(4097, link).is_err());
+    }
+
+    #[test]
+    fn nodes_are_checked_and_stored() {
+        let matrix = LinkMatrix::uniform(4, Link::new(0.001, 1e9).unwrap()).unwrap();
+        let bare = serde_json::to_string(&matrix).unwrap();
+        assert!(!bare.contains("nodes") && !matrix.is_shared(), "{bare}");
+        let on = |nodes: &[u32]| matrix.clone().on_nodes(nodes.to_vec());
+        assert!(on(&[0, 0, 1]).is_err() && on(&[0, 0, 1, 4]).is_err());
+        assert!(!on(&[3, 2, 1, 0]).unwrap().is_shared());
+        let shared = on(&[0, 0, 1, 1]).unwrap();
+        assert!(shared.is_shared() && shared.node(1) == 0 && matrix.node(1) == 1);
+        let text = serde_json::to_string(&shared).unwrap();
+        assert_eq!(serde_json::from_str::<LinkMatrix>(&text).unwrap(), shared);
+        for (n, says) in [("3", "number of links is 16, allowed is 9 between 3 ranks"), ("0", "number of ranks")] {
+            let error =
+                serde_json::from_str::<LinkMatrix>(&text.replacen("\"n\":4", &format!("\"n\":{n}"), 1)).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+        }
     }
 }

@@ -54,9 +54,10 @@ const UNEVEN: f64 = 0.02;
 /// Strategies whose own factors are remembered.
 const MOST_KNOWN: usize = 24;
 
-/// Estimates of links are off by so much, in logarithms.
+/// Measured latencies are off by so much, in logarithms,
 const LATENCY_SD: f64 = 0.15;
-const BANDWIDTH_SD: f64 = 0.25;
+/// and throughput tests by so much.
+pub const BANDWIDTH_SD: f64 = 0.25;
 /// What is faster than believed may be faster still, where a test is a lower bound.
 const LOWER_BOUND_SD: f64 = 0.5;
 /// How a network moves without changing: variance per second.
@@ -74,8 +75,10 @@ const MOST_NICS: usize = 64;
 const GIGABIT: f64 = -18.64;
 /// How a job's own factors move: variance per second.
 const DRIFT: f64 = 5e-6;
-/// By how much what an earlier run of a job has shown may be another now: variance.
+/// By how much what an earlier run of a job has shown may be another now: variance,
 const ANOTHER_RUN: f64 = 0.02;
+/// and what a job of another size or model has shown.
+const ANOTHER_JOB: f64 = 0.04;
 /// A network is known where its latencies and its bandwidth are known to within this standard deviation, in logarithms.
 const KNOWN_SD: f64 = 0.3;
 /// What is so many standard deviations off is a change.
@@ -122,6 +125,15 @@ enum Cause {
     },
     /// Tests have found the network as it was: the collective.
     Collective,
+}
+
+/// Samples of what steps wait for, all on the same networks.
+#[derive(Debug, Clone)]
+pub struct Waits {
+    /// Seconds, by plan.
+    pub of_plans: Vec<Vec<f64>>,
+    /// Logarithms of seconds per byte.
+    pub bandwidth: Vec<f64>,
 }
 
 /// What is believed of a job's exchanges.
@@ -180,6 +192,13 @@ impl Exchange {
             Key::One(..) => Some(0.0),
             Key::Latency | Key::Bandwidth | Key::Up(_) | Key::Down(_) => None,
         };
+        Self { joint: self.joint.carried_over(doubt), ..Self::default() }
+    }
+
+    /// What it tells of a job of another size or model on the same backend: how collectives behave.
+    #[must_use]
+    pub fn of_another_job(self) -> Self {
+        let doubt = |key: &Key| matches!(key, Key::Collective(_) | Key::RoundTrips).then_some(ANOTHER_JOB);
         Self { joint: self.joint.carried_over(doubt), ..Self::default() }
     }
 
@@ -472,10 +491,12 @@ impl Exchange {
         (shape, compute_s, compress_s): (&Shape, &[f64], &[&[f64]]),
         in_force: Option<(usize, f64)>,
         (draws, from): (&Draws, usize),
-    ) -> Vec<Vec<f64>> {
+    ) -> Waits {
         let in_force = in_force.filter(|_| !self.knows_network());
         let places: Vec<_> = of.iter().map(|(strategy, _)| self.places(strategy)).collect();
-        let Some(any) = places.first().copied() else { return vec![vec![0.0; DRAWS]; plans.len()] };
+        let Some(any) = places.first().copied() else {
+            return Waits { of_plans: vec![vec![0.0; DRAWS]; plans.len()], bandwidth: vec![0.0; DRAWS] };
+        };
         let samples = self.joint.samples(draws, from);
         let backward_s: Vec<f64> = samples[any.backward]
             .iter()
@@ -520,7 +541,10 @@ impl Exchange {
             }
             shape.exposed_samples(&backward_s, |group| &costs[plan[group]])
         };
-        plans.iter().map(sample).collect()
+        Waits {
+            of_plans: plans.iter().map(sample).collect(),
+            bandwidth: network.iter().map(|on| on.bandwidth.ln()).collect(),
+        }
     }
 
     /// What the exchange of a whole gradient takes by each strategy, and the seconds in which the shape's buckets become ready, as

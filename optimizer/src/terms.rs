@@ -7,9 +7,10 @@
 //! | allgather | recursive doubling when N is a power of two, else ring; each rank's (index, value) pairs |
 //! | AR-Topk (art-ring, art-tree) | VAR: allgather of 4 bytes; binomial broadcast of the indices from the selected rank; the allreduce of the values |
 //!
-//! Equal links and N a power of two: the closed forms, of allgather and broadcast those of [`crate::cost`] and of an allreduce
-//! what its schedule says, which are exact there. Otherwise the schedules are simulated. Above [`MAX_SIMULATED_RANKS`] the closed
-//! forms over the slowest latency and the slowest bandwidth stand in: an upper bound.
+//! Equal links, no shared NICs and N a power of two: the closed forms, of allgather and broadcast those of [`crate::cost`] and of an
+//! allreduce what its schedule says, which are exact there. Otherwise the schedules are simulated. Above [`MAX_SIMULATED_RANKS`] the
+//! closed forms over the slowest latency and the slowest bandwidth stand in, divided by how many ranks of a node send to others at once:
+//! an upper bound.
 
 use crate::cost::{self, Net};
 use flexcomm_collectives::{self as collectives, Allreduce, GenerateError, Schedule};
@@ -81,7 +82,11 @@ pub struct Paths<'a> {
 
 #[derive(Debug, Clone)]
 enum Model<'a> {
-    Closed(Net),
+    /// What goes around a ring, and what does not.
+    Closed {
+        ring: Net,
+        other: Net,
+    },
     Simulated(Box<Simulated<'a>>),
 }
 
@@ -110,18 +115,14 @@ impl<'a> Paths<'a> {
     /// Chooses the model for these links and prepares its schedules.
     pub fn new(links: &'a LinkMatrix) -> Self {
         let n = links.ranks();
-        let equal = equal_links(links);
+        let equal = equal_links(links).filter(|_| !links.is_shared());
         let exact = n.is_power_of_two() && equal.is_some();
-        let model = if exact || n > MAX_SIMULATED_RANKS {
-            Model::Closed(net(equal.unwrap_or_else(|| links.worst()), n))
-        } else {
-            // The generators refuse only sizes far beyond the limit above.
-            match Simulated::new(links, if equal.is_some() { 1 } else { MAX_ROOTS }) {
-                Ok(simulated) => Model::Simulated(Box::new(simulated)),
-                Err(_) => Model::Closed(net(links.worst(), n)),
-            }
-        };
-        Self { model }
+        if exact || n > MAX_SIMULATED_RANKS {
+            return Self { model: Model::closed(links) };
+        }
+        // The generators refuse only sizes far beyond the limit above.
+        let simulated = Simulated::new(links, if equal.is_some() { 1 } else { MAX_ROOTS });
+        Self { model: simulated.map_or_else(|_| Model::closed(links), |s| Model::Simulated(Box::new(s))) }
     }
 
     /// Terms of one step's communication under `strategy`.
@@ -150,7 +151,11 @@ impl<'a> Paths<'a> {
     /// `bytes` of every rank, added up as the collective does.
     pub fn allreduce(&self, collective: Collective, bytes: f64) -> Terms {
         match &self.model {
-            Model::Closed(net) => closed(*net, bytes, collectives::allreduce(collective)),
+            Model::Closed { ring, other } => {
+                let by = collectives::allreduce(collective);
+                let is_ring = std::ptr::eq(by, collectives::allreduce(Collective::DenseRing));
+                closed(if is_ring { *ring } else { *other }, bytes, by)
+            }
             Model::Simulated(s) => s.allreduce(collective, bytes),
         }
     }
@@ -158,7 +163,9 @@ impl<'a> Paths<'a> {
     /// Each rank's `bytes` to every rank.
     pub fn allgather(&self, bytes: f64) -> Terms {
         match &self.model {
-            Model::Closed(net) => split(*net, bytes, cost::allgather),
+            Model::Closed { ring, other } => {
+                split(if other.n.is_power_of_two() { *other } else { *ring }, bytes, cost::allgather)
+            }
             Model::Simulated(s) => s.terms(&s.allgather, bytes),
         }
     }
@@ -166,9 +173,23 @@ impl<'a> Paths<'a> {
     /// Binomial broadcast of the whole message: the mean over its roots, since the selected rank changes.
     pub fn broadcast(&self, bytes: f64) -> Terms {
         match &self.model {
-            Model::Closed(net) => split(*net, bytes, cost::broadcast),
+            Model::Closed { other, .. } => split(*other, bytes, cost::broadcast),
             Model::Simulated(s) => s.broadcast(bytes),
         }
+    }
+}
+
+impl Model<'_> {
+    fn closed(links: &LinkMatrix) -> Self {
+        let (n, worst) = (links.ranks(), links.worst());
+        let shared_by = |sends: &dyn Fn(usize) -> bool| {
+            let mut senders = vec![0_u32; n];
+            (0..n).filter(|rank| sends(*rank)).for_each(|rank| senders[links.node(rank)] += 1);
+            senders.into_iter().fold(1, u32::max)
+        };
+        let net = |ranks: u32| Net { alpha: worst.alpha.get(), beta: f64::from(ranks) * worst.bandwidth.beta(), n };
+        let leaves_node = |rank: usize| links.node(rank) != links.node((rank + 1) % n);
+        Self::Closed { ring: net(shared_by(&leaves_node)), other: net(shared_by(&|_| true)) }
     }
 }
 
@@ -233,10 +254,6 @@ fn time(schedule: &Schedule, links: &LinkMatrix, chunk_bytes: f64) -> f64 {
         Ok(finish) => finish.into_iter().fold(0.0, f64::max),
         Err(_) => f64::NAN,
     }
-}
-
-fn net(link: Link, n: usize) -> Net {
-    Net { alpha: link.alpha.get(), beta: link.bandwidth.beta(), n }
 }
 
 fn closed(net: Net, bytes: f64, by: &Allreduce) -> Terms {
@@ -326,6 +343,46 @@ mod tests {
         }
     }
 
+    /// Two nodes of two ranks each: a ring in order of nodes leaves each node once, one in turns twice; of what is gathered by doubling
+    /// both ranks of a node send to the other node at once.
+    #[test]
+    fn ranks_of_one_node_share_its_nic() {
+        let apart = matrix(4, &[(1e-6, 1e9)]);
+        let on = |nodes: [u32; 4]| {
+            let link = |from: usize, to: usize| match nodes[from] == nodes[to] {
+                true => Link::new(1e-6, 1e12).unwrap(),
+                false => Link::new(1e-6, 1e9).unwrap(),
+            };
+            LinkMatrix::from_fn(4, link).unwrap().on_nodes(nodes.to_vec()).unwrap()
+        };
+        let (in_order, in_turns) = (on([0, 0, 1, 1]), on([0, 1, 0, 1]));
+        let beta = |links: &LinkMatrix, f: &dyn Fn(&Paths) -> Terms| f(&Paths::new(links)).beta_s;
+        let ring = |paths: &Paths| paths.allreduce(Collective::DenseRing, 4e6);
+        let gather = |paths: &Paths| paths.allgather(1e6);
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.02;
+        assert!(near(beta(&in_order, &ring), beta(&apart, &ring)));
+        assert!(near(beta(&in_turns, &ring), 2.0 * beta(&apart, &ring)));
+        // Three messages of 8 ms by itself; 2 x 2 through the NIC here.
+        assert!(near(beta(&apart, &gather), 24e-3), "{}", beta(&apart, &gather));
+        assert!(near(beta(&in_order, &gather), 32e-3), "{}", beta(&in_order, &gather));
+    }
+
+    #[test]
+    fn many_ranks_of_one_node_share_its_nic() {
+        let n = 2 * MAX_SIMULATED_RANKS;
+        let apart = matrix(n, &[(1e-3, 1e9)]);
+        let (in_order, in_turns): (Vec<u32>, Vec<u32>) = (0..n as u32).map(|r| (r / 8, r % (n as u32 / 8))).unzip();
+        let beta = |links: &LinkMatrix, f: &dyn Fn(&Paths) -> Terms| f(&Paths::new(links)).beta_s;
+        let times = |nodes: &[u32], f: &dyn Fn(&Paths) -> Terms| {
+            beta(&apart.clone().on_nodes(nodes.to_vec()).unwrap(), f) / beta(&apart, f)
+        };
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(close(times(&in_order, &|paths| paths.allreduce(Collective::DenseRing, 1e6)), 1.0));
+        assert!(close(times(&in_turns, &|paths| paths.allreduce(Collective::DenseRing, 1e6)), 8.0));
+        assert!(close(times(&in_order, &|paths| paths.allreduce(Collective::DenseTree, 1e6)), 8.0));
+        assert!(close(times(&in_order, &|paths| paths.allgather(1e6)), 8.0));
+    }
+
     proptest! {
         #[test]
         fn simulated_schedules_agree_with_the_closed_forms(
@@ -335,7 +392,8 @@ mod tests {
             let links = matrix(n, &[(alpha, bandwidth)]);
             let closed = Paths::new(&links);
             let simulated = Paths { model: Model::Simulated(Box::new(Simulated::new(&links, MAX_ROOTS).unwrap())) };
-            prop_assert!(matches!(closed.model, Model::Closed(_)));
+            let is_closed = matches!(closed.model, Model::Closed { .. });
+            prop_assert!(is_closed);
             let all = |p: &Paths| {
                 let sums = Collective::ALL.iter().map(|collective| p.allreduce(*collective, bytes));
                 sums.chain([p.allgather(bytes), p.broadcast(bytes)]).collect::<Vec<_>>()

@@ -39,7 +39,6 @@ fn job(ranks: u32, buckets: u32, compressors: &[&str]) -> (Snapshot, Timestamp) 
             age,
             oldest: age,
             confidence: 0.9,
-            nodes: Vec::new(),
             tests: if from == to { Vec::new() } else { vec![test] },
         });
         let outcome = decide(&s, now, &mut rng);

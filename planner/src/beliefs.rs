@@ -3,9 +3,7 @@
 use crate::memory::LinkSummary;
 use crate::plans::{self, Expected, Groups};
 use crate::{Measured, PolicyConfig, Snapshot};
-use flexcomm_domain::{
-    Collective, CompressionRatio, Gain, Link, LinkMatrix, Plan, Seconds, Selector, Strategy, Timestamp,
-};
+use flexcomm_domain::{Collective, CompressionRatio, Gain, Link, Plan, Seconds, Selector, Strategy, Timestamp};
 use flexcomm_estimation::exchange::Seen;
 use flexcomm_estimation::gains::Assumed;
 use flexcomm_estimation::{Changes, CompressTimes, Compute, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
@@ -69,6 +67,14 @@ pub(crate) struct Priced {
     pub(crate) mean: f64,
 }
 
+/// What plans cost.
+#[derive(Debug, Default)]
+pub(crate) struct Prices {
+    pub(crate) plans: Vec<Priced>,
+    /// Logarithms of seconds per byte, in the samples of the plans' scores.
+    pub(crate) bandwidth: Vec<f64>,
+}
+
 impl Beliefs {
     /// Observes what is new in a snapshot of a job whose strategy has been in force for `stayed_s`.
     pub(crate) fn observe(&mut self, s: &Snapshot, now: Timestamp, stayed_s: f64) {
@@ -81,6 +87,12 @@ impl Beliefs {
             self.observe_strategies(s, now, stayed_s);
         }
         self.round();
+    }
+
+    /// What they tell of a job of another size or model on the same backend.
+    #[must_use]
+    pub(crate) fn of_another_job(self) -> Self {
+        Self { exchange: self.exchange.of_another_job(), compress: self.compress.carried_over(), ..Self::default() }
     }
 
     /// What they tell of a later run of the same job.
@@ -267,28 +279,21 @@ impl Beliefs {
 
     /// The optimizer's problem over links of the latencies that are measured and the bandwidths that are believed.
     fn problem(&mut self, s: &Snapshot) -> Option<Problem> {
-        let links = s.links.as_ref()?;
-        let node = |rank: usize| links.nodes.get(rank).copied().unwrap_or(rank as u32);
-        let matrix = LinkMatrix::from_fn(links.matrix.ranks(), |from, to| {
-            let measured = links.matrix.get(from, to);
-            if from == to || node(from) == node(to) {
-                return measured;
+        let measured = &s.links.as_ref()?.matrix;
+        let links = measured.clone().with(|from, to, link| {
+            let (from, to) = (measured.node(from) as u32, measured.node(to) as u32);
+            if from == to {
+                return link;
             }
-            let beta = self.exchange.beta(node(from), node(to));
-            Link::new(measured.alpha.get(), 8.0 / beta).unwrap_or(measured)
+            Link::new(link.alpha.get(), 8.0 / self.exchange.beta(from, to)).unwrap_or(link)
         });
-        Some(s.problem(&matrix.ok()?, BTreeMap::new()))
+        Some(s.problem(&links, BTreeMap::new()))
     }
 
     /// Prices plans that the job could run: these, and of plans by bucket those that a search finds worth it. One whose time leaves the
     /// range of a duration is left out.
-    pub(crate) fn price(
-        &mut self,
-        s: &Snapshot,
-        mut plans: Vec<Plan>,
-        rng: &mut (impl RngCore + ?Sized),
-    ) -> Vec<Priced> {
-        let Some(problem) = self.problem(s) else { return Vec::new() };
+    pub(crate) fn price(&mut self, s: &Snapshot, mut plans: Vec<Plan>, rng: &mut (impl RngCore + ?Sized)) -> Prices {
+        let Some(problem) = self.problem(s) else { return Prices::default() };
         let mut known = Known::over(&problem);
         let found = self.search(s, &mut known, rng);
         let new: Vec<Plan> = found.into_iter().filter(|plan| !plans.contains(plan)).collect();
@@ -326,11 +331,11 @@ impl Beliefs {
     }
 
     /// The plans with samples of their price.
-    fn sample(&mut self, s: &Snapshot, known: &mut Known<'_>, mut plans: Vec<Plan>) -> Vec<Priced> {
+    fn sample(&mut self, s: &Snapshot, known: &mut Known<'_>, mut plans: Vec<Plan>) -> Prices {
         let shape = shape(s);
         plans.retain(|plan| plan.strategies().iter().all(|x| known.evaluated(x).is_some()));
         let each: Vec<&Plan> = plans.iter().collect();
-        let Some((of, by_group)) = distinct(&each, &shape, known) else { return Vec::new() };
+        let Some((of, by_group)) = distinct(&each, &shape, known) else { return Prices::default() };
         let (of_kinds, kind_of) = kinds(&of);
         let kinds: Vec<Kind> = of_kinds.iter().map(kind).collect();
         let draws = Draws::shared();
@@ -346,15 +351,16 @@ impl Beliefs {
         let in_force = plans.iter().position(|plan| plan == s.plan()).zip(waits_s);
         let compress_s: Vec<&[f64]> = kind_of.iter().map(|kind| comp[*kind].as_slice()).collect();
         let compute_s = shape.compute.samples(draws.compute());
-        let sync = self.exchange.sampled(&paths, &by_group, (&shape, &compute_s, &compress_s), in_force, (draws, from));
+        let waits =
+            self.exchange.sampled(&paths, &by_group, (&shape, &compute_s, &compress_s), in_force, (draws, from));
         let from = from + self.exchange.rows(of.len());
         let each: Vec<_> =
             kinds.iter().zip(&of_kinds).map(|(kind, e)| (*kind, assumed(e.gain.get(), s.ranks))).collect();
         let gains = self.gains.sampled(&each, draws, from);
         self.round();
         let sampled = Sampled::new(s, of_kinds, (compute_s, comp), gains);
-        let each = plans.iter().zip(by_group).zip(sync);
-        each.filter_map(|((plan, by_group), sync)| {
+        let each = plans.iter().zip(by_group).zip(waits.of_plans);
+        let priced = |((plan, by_group), sync): ((&Plan, Vec<usize>), Vec<f64>)| {
             // Of a plan by bucket the last one's.
             let last = of.iter().find(|e| e.strategy == *plan.last())?;
             let by_kind: Vec<usize> = by_group.iter().map(|i| kind_of[*i]).collect();
@@ -363,8 +369,8 @@ impl Beliefs {
             let shares = weights(shape.shares(), &by_group, of.len());
             let model_s = of.iter().zip(shares).map(|(e, share)| share * e.t_sync.get()).sum();
             Some(sampled.priced(s, (plan, last), (&values, &energies), (&sync, model_s)))
-        })
-        .collect()
+        };
+        Prices { plans: each.filter_map(priced).collect(), bandwidth: waits.bandwidth }
     }
 
     /// The step that the links claim for the strategy in force, where its newest steps show a network that is far faster: then one of
@@ -656,7 +662,7 @@ mod tests {
     #[test]
     fn residuals_fill_and_drain_by_gain_and_are_stale_where_another_strategy_left_more() {
         let mut beliefs = Beliefs::default();
-        let links = LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
+        let links = flexcomm_domain::LinkMatrix::uniform(2, Link::new(1e-3, 1e9).unwrap()).unwrap();
         let problem = Problem::new(1_000_000, links);
         let of = |text: &str| Evaluator::new(&problem).evaluate(&text.parse().unwrap()).unwrap();
         let of: Vec<Evaluated> =

@@ -1,12 +1,14 @@
 //! One decision from beginning to end; see the crate's walk-through.
 
 use crate::beliefs::{Beliefs, Priced};
+use crate::information::Scores;
 use crate::memory::LinkSummary;
 use crate::{
     Alternative, Keep, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, plans,
     trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
+use flexcomm_estimation::BANDWIDTH_SD;
 use flexcomm_optimizer::{Evaluated, Solver, pareto};
 use rand::RngCore;
 
@@ -61,6 +63,8 @@ struct Call<'a> {
     all: Vec<Priced>,
     /// What each is worth against the strategy in force.
     worth: Vec<Worth>,
+    /// What a throughput test is expected to save, as a share.
+    test_worth: f64,
     contradicted: Option<Seconds>,
     trial: Option<TrialRequest>,
     /// What the job's policy has pinned, where the job can run it.
@@ -157,6 +161,7 @@ impl<'a> Call<'a> {
             memory,
             all: Vec::new(),
             worth: Vec::new(),
+            test_worth: 0.0,
             contradicted: None,
             trial: None,
             pin,
@@ -256,7 +261,8 @@ impl<'a> Call<'a> {
                 plans.push(plan.clone());
             }
         }
-        self.all = self.memory.beliefs.price(self.s, plans, rng);
+        let prices = self.memory.beliefs.price(self.s, plans, rng);
+        self.all = prices.plans;
         if !self.offered() {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
@@ -264,6 +270,7 @@ impl<'a> Call<'a> {
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
             self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
+            self.test_worth = self.knowing(current, |scores| scores.of_measuring(&prices.bandwidth, BANDWIDTH_SD));
         }
     }
 
@@ -468,7 +475,7 @@ impl<'a> Call<'a> {
         if self.memory.beliefs.network_suspected() || !trial::may_ask(s, &self.memory, self.now, rng) {
             return;
         }
-        let worth_s = self.knowing(current) * self.horizon_s();
+        let worth_s = self.knowing(current, |scores| scores.of_all()) * self.horizon_s();
         let why = format!("it costs less than the {} that knowing the best candidate saves", words::time(worth_s));
         let Some((request, cost_s)) = trial::request(s, &self.all, why) else { return };
         if worth_s < trial::WORTH * cost_s || cost_s <= 0.0 {
@@ -479,14 +486,11 @@ impl<'a> Call<'a> {
         self.trial = Some(request);
     }
 
-    /// Expected value of perfect information: what choosing by the samples' own best saves over the best in the mean, as a share.
-    fn knowing(&self, current: usize) -> f64 {
-        let admitted: Vec<&Priced> = self.all.iter().filter(|x| !x.scores.is_empty()).collect();
-        let Some(best) = admitted.first() else { return 0.0 };
-        let least = |k: usize| admitted.iter().map(|x| x.scores[k]).fold(f64::INFINITY, f64::min);
-        let informed = (0..best.scores.len()).map(least).sum::<f64>() / best.scores.len() as f64;
-        let unit = if self.all[current].mean.is_finite() { self.all[current].mean } else { best.mean };
-        (best.mean - informed) / unit.max(LEAST_SCORE)
+    /// What knowing more saves, as a share of what the strategy in force takes.
+    fn knowing(&self, current: usize, saves: impl Fn(&Scores) -> f64) -> f64 {
+        let Some(scores) = Scores::new(&self.all) else { return 0.0 };
+        let unit = if self.all[current].mean.is_finite() { self.all[current].mean } else { scores.least() };
+        saves(&scores) / unit.max(LEAST_SCORE)
     }
 
     /// One sentence: what changed, what is chosen instead of what, what it saves, and how surely.
@@ -609,6 +613,8 @@ impl<'a> Call<'a> {
             left_out: self.s.all_left_out(),
             trial: self.asked(),
             horizon_s: self.horizon_s(),
+            // What is pinned does not change, whatever is known.
+            test_worth_s: if self.pin.is_some() { 0.0 } else { self.test_worth * self.horizon_s() },
         }
     }
 

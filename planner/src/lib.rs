@@ -18,8 +18,9 @@
 //!    Samples are common: in one of them all candidates see the same network, the same machine and the same gains.
 //!    Where the gradient has several buckets, NSGA-II searches plans of a strategy for each group of them (`plans.rs`), and the best it finds
 //!    are priced, too: early buckets, which backward hides, stay dense or nearly, and late ones are compressed.
-//! 4. **Trial** (`trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network changes next,
-//!    than the trial takes.
+//! 4. **Measure** (`information.rs`, `trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network
+//!    changes next, than the trial takes. What knowing bandwidths would save is reported: the caller tests links where that is more than a
+//!    test takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
 //!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is
 //!    tried in earnest when what it would save from then on outweighs what the attempt may lose, at most twice on each network unless it is
@@ -47,6 +48,7 @@ mod candidates;
 pub mod checker;
 mod config;
 mod decide;
+mod information;
 pub mod memory;
 mod plans;
 mod policy;

@@ -88,6 +88,12 @@ impl Memory {
         Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
     }
 
+    /// What it tells of a job of another size or model on the same backend: how collectives behave, and how fast machines compress.
+    #[must_use]
+    pub fn of_another_job(self) -> Self {
+        Self { beliefs: self.beliefs.of_another_job(), ..Self::default() }
+    }
+
     /// The plan is in force no longer. Of a plan by bucket it is known what it costs by what its strategies cost.
     pub(crate) fn leave(&mut self, plan: &Plan, now: Timestamp) {
         let Some(strategy) = plan.alike() else { return };

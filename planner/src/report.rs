@@ -161,6 +161,10 @@ pub struct Report {
     /// end.
     #[serde(default)]
     pub horizon_s: f64,
+    /// What another throughput test is expected to save until then, seconds: by what it tells of bandwidths another plan may be best. 0 where
+    /// nothing is compared or what runs is pinned.
+    #[serde(default)]
+    pub test_worth_s: f64,
 }
 
 /// Of reports before there was a search.

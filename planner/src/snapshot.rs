@@ -89,7 +89,7 @@ pub struct Offer {
 /// The job's part of the link matrix, and how far it can be trusted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// alpha and bandwidth between every two ranks.
+    /// alpha and bandwidth between every two ranks, and on which node each is.
     pub matrix: LinkMatrix,
     /// Age of the newest sample of any kind of the link that was heard of last: whether the view is alive.
     pub age: Seconds,
@@ -97,9 +97,6 @@ pub struct Links {
     pub oldest: Seconds,
     /// Least confidence over latency and bandwidth of all links, 0 to 1.
     pub confidence: f64,
-    /// The node of each rank; ranks of one node share its NIC. Empty: each has its own.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nodes: Vec<u32>,
     /// The newest throughput test between each two nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<LinkTest>,

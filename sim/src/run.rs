@@ -262,8 +262,7 @@ impl<'a> Player<'a> {
         }
         let again = self.now_s - self.probed_s >= PROBE_S && (known || disbelieved);
         if let Some(believed) = self.believed.as_ref().filter(|_| again || news) {
-            self.links =
-                self.world.estimate(believed, &mut self.rng).map(|links| lying(links, self.setup.faults.lying));
+            self.links = Some(lying(self.world.estimate(believed, &mut self.rng), self.setup.faults.lying));
             self.probed_s = self.now_s;
             let at = Timestamp(self.clock_us);
             if let Some(links) = &mut self.links {
@@ -371,12 +370,11 @@ fn lying(links: Links, factor: f64) -> Links {
     if factor <= 0.0 {
         return links;
     }
-    let claimed = LinkMatrix::from_fn(links.matrix.ranks(), |from, to| {
-        let is = links.matrix.get(from, to);
+    let matrix = links.matrix.with(|from, to, is| {
         let claims = Link::new(is.alpha.get() * factor, is.bandwidth.get() * factor);
         if from == 0 || to == 0 { claims.unwrap_or(is) } else { is }
     });
-    Links { matrix: claimed.unwrap_or_else(|_| links.matrix.clone()), ..links }
+    Links { matrix, ..links }
 }
 
 /// What breaks in an epoch is slower from now on.

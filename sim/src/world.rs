@@ -122,17 +122,16 @@ impl World {
     }
 
     /// A fresh estimate of the links: all off together by up to 7/10 of the noise, each by up to 3/10 more.
-    pub fn estimate(&self, matrix: &LinkMatrix, rng: &mut ChaCha8Rng) -> Option<Links> {
+    pub fn estimate(&self, matrix: &LinkMatrix, rng: &mut ChaCha8Rng) -> Links {
         let noise = self.noise.links;
         let (alpha, bandwidth) = (off(0.7 * noise, rng), off(0.7 * noise, rng));
-        let estimated = LinkMatrix::from_fn(self.ranks, |from, to| {
-            let l = matrix.get(from, to);
+        let matrix = matrix.clone().with(|_, _, l| {
             let alpha = l.alpha.get() * (alpha + off(0.3 * noise, rng) - 1.0);
             let bandwidth = l.bandwidth.get() * (bandwidth + off(0.3 * noise, rng) - 1.0);
             Link::new(alpha, bandwidth).unwrap_or(l)
         });
-        let (matrix, zero) = (estimated.ok()?, Seconds::ZERO);
-        Some(Links { matrix, age: zero, oldest: zero, confidence: 0.9, nodes: Vec::new(), tests: Vec::new() })
+        let zero = Seconds::ZERO;
+        Links { matrix, age: zero, oldest: zero, confidence: 0.9, tests: Vec::new() }
     }
 
     /// What telemetry shows of `strategy` when `steps` steps have run under it.

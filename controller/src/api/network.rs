@@ -23,8 +23,7 @@ pub(super) async fn all_nodes(app: &App) -> Result<Vec<NodeView>, ApiError> {
 
 /// Every link as the API shows it.
 pub(super) async fn all_links(app: &App) -> Result<Vec<LinkView>, ApiError> {
-    let merged =
-        merge(&app.store.links().await?, &app.store.link_tests().await?, app.clock.now(), app.time_constant_s());
+    let merged = merge(&app.store.links().await?, &app.store.link_tests().await?, app.clock.now());
     Ok(merged.into_values().collect())
 }
 

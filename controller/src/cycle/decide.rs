@@ -55,13 +55,14 @@ pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, Cycle
     Ok(decided)
 }
 
-/// Adds what is gathered of nodes and of the tests that a node had no part in: which end reported a test is not known.
+/// Adds what is gathered of the tests that a node had no part in: which end reported a test is not known.
 fn with_tests_of_others(links: Links, gathered: &Gathered, node: &NodeName) -> Links {
     let Some(seen) = &gathered.snapshot.links else { return links };
-    let number = gathered.nodes.iter().position(|n| n == node).and_then(|rank| seen.nodes.get(rank));
-    let of_others = |test: &&LinkTest| Some(&test.from) != number && Some(&test.to) != number;
+    let rank = gathered.nodes.iter().position(|n| n == node);
+    let number = rank.map(|rank| seen.matrix.node(rank) as u32);
+    let of_others = |test: &&LinkTest| Some(test.from) != number && Some(test.to) != number;
     let tests = seen.tests.iter().filter(of_others).copied().collect();
-    Links { nodes: seen.nodes.clone(), tests, ..links }
+    Links { tests, ..links }
 }
 
 fn panicked(job: &JobId, panic: &(dyn Any + Send)) -> CycleError {

@@ -53,7 +53,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let now = app.clock.now();
     let mut waiting = Vec::new();
     let tests = app.store.link_tests().await?;
-    let claims = merge(&app.store.links().await?, &tests, now, app.time_constant_s());
+    let claims = merge(&app.store.links().await?, &tests, now);
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
     let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
@@ -72,9 +72,13 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     }
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
+    // A memory of another version of the planner is as good as none.
+    let read = |text: Arc<str>| serde_json::from_str::<Memory>(&text).ok();
     let memory = match app.store.planner_memory(&job.job).await? {
-        Some(memory) => Some(memory),
-        None => app.store.memory_of_one_like(job).await?,
+        Some(text) => read(text),
+        None => app.store.memory_of_another(job).await?.and_then(|(text, is_like)| {
+            read(text).map(|memory| if is_like { memory } else { memory.of_another_job() })
+        }),
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
     let offer = offer(ranks, job.gradient_values, &mut waiting);
@@ -119,8 +123,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         earlier,
         begun_with,
         in_force,
-        // A memory of another version of the planner is as good as none.
-        memory: memory.and_then(|text| serde_json::from_str::<Memory>(&text).ok()).unwrap_or_default(),
+        memory: memory.unwrap_or_default(),
         config: flexcomm_planner::Config {
             policy: policy.objective.as_ref().unwrap_or(&app.config.planner.policy).of_momentum(job.momentum),
             ..app.config.planner.clone()

@@ -5,28 +5,20 @@ use flexcomm_wire::api::LinkView;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::CycleError;
-use crate::app::App;
+use crate::app::{App, JobStatus};
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, TEST_CONFIDENCE, agreed, contradicted, merge, weighed};
+use crate::links::{LinkMap, agreed, contradicted, merge, weighed};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
 
-/// A link whose bandwidth is known with less confidence than this tells a decision too little: what is believed of it has become wide.
-const LEAST_CONFIDENCE: f64 = 0.5;
-
-/// A link of a job is stale from so many times that on: a test takes its time to be granted and seen.
-const STALE: f64 = 1.1;
-
-// A test that ran from the other side makes no link stale at once.
-const _: () = assert!(STALE * LEAST_CONFIDENCE < 0.9 * TEST_CONFIDENCE);
-
 /// Pairs of nodes that run ranks of the same job.
 #[derive(Debug, Default)]
 struct Shared {
-    all: BTreeSet<Pair>,
+    /// What a test between them is expected to save, seconds: of several jobs the most.
+    worth_s: BTreeMap<Pair, f64>,
     /// Of jobs that take another time than predicted: tested as often as the budget allows until it no longer is so, since
     /// an estimator needs several tests to believe a change.
     deviating: BTreeSet<Pair>,
@@ -38,7 +30,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let live = app.presence.live(now);
     let links = app.store.links().await?;
     let tests = weighed(app.store.link_tests().await?.to_vec(), &links, now);
-    let links = agreed(merge(&links, &tests, now, app.time_constant_s()));
+    let links = agreed(merge(&links, &tests, now));
     let known = known(app.config.probes.suspect_change, &links, &tests, &shared(app).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes.lock() = echoes;
@@ -61,7 +53,7 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         let moved = then.is_some_and(|then| latency_moved(link, then, suspect_change))
             || test.is_some_and(|test| contradicted(test, link));
         let off = shared.deviating.contains(&pair);
-        let stale = link.bandwidth_confidence < STALE * LEAST_CONFIDENCE && shared.all.contains(&pair);
+        let worth_s = shared.worth_s.get(&pair).copied().unwrap_or_default();
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::max);
@@ -70,7 +62,7 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         entry.tested_bps = tested.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || off;
-        entry.stale |= stale;
+        entry.worth_s = worth_s;
     }
     known
 }
@@ -81,16 +73,22 @@ fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {
 }
 
 async fn shared(app: &App) -> Result<Shared, CycleError> {
-    let jobs: Vec<_> = app.statuses.lock().iter().map(|(job, status)| (job.clone(), status.deviates)).collect();
+    let worth_s = |status: &JobStatus| status.report.as_ref().map_or(0.0, |report| report.test_worth_s);
+    let jobs: Vec<_> = {
+        let statuses = app.statuses.lock();
+        statuses.iter().map(|(job, status)| (job.clone(), status.deviates, worth_s(status))).collect()
+    };
     let mut shared = Shared::default();
-    for (job, deviates) in jobs {
+    for (job, deviates, worth_s) in jobs {
         let ranks = app.store.ranks(&job).await?;
         let nodes: BTreeSet<NodeName> = ranks.iter().filter(|r| r.left.is_none()).map(|r| r.node.clone()).collect();
-        let nodes: Vec<NodeName> = nodes.into_iter().collect();
-        if deviates {
-            shared.deviating.extend(Pair::among(&nodes));
+        for pair in Pair::among(&nodes.into_iter().collect::<Vec<_>>()) {
+            let most_s = shared.worth_s.entry(pair.clone()).or_default();
+            *most_s = most_s.max(worth_s);
+            if deviates {
+                shared.deviating.insert(pair);
+            }
         }
-        shared.all.extend(Pair::among(&nodes));
     }
     Ok(shared)
 }
@@ -102,19 +100,17 @@ mod tests {
     use flexcomm_domain::Timestamp;
 
     #[test]
-    fn only_unsure_links_of_a_job_are_stale_and_the_last_test_is_known() {
+    fn a_link_is_worth_what_its_job_says_and_the_last_test_is_known() {
         let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
         let test = |bandwidth_bps| test(bandwidth_bps, None, Some(1e9));
         let pair = Pair::new(&node("a"), &node("b"));
-        let look = |tests: &[TestRow], shared: &Shared| {
-            known(0.3, &merge(&rows, tests, Timestamp(0), 120.0), tests, shared)[&pair]
-        };
-        let job = Shared { all: [pair.clone()].into(), deviating: BTreeSet::new() };
+        let look =
+            |tests: &[TestRow], shared: &Shared| known(0.3, &merge(&rows, tests, Timestamp(0)), tests, shared)[&pair];
+        let job = Shared { worth_s: [(pair.clone(), 2.5)].into(), deviating: BTreeSet::new() };
         let sure = look(&[], &job);
-        assert!(!sure.stale && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
-        let fallen = look(&[test(1e8)], &job);
-        assert!(fallen.stale && fallen.suspect, "{fallen:?}");
+        assert!(sure.worth_s == 2.5 && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
+        let fallen = look(&[test(1e8)], &Shared::default());
+        assert!(fallen.worth_s == 0.0 && fallen.suspect, "{fallen:?}");
         assert_eq!((fallen.bandwidth_bps, fallen.tested_bps), (Some(1e9), Some(1e8)));
-        assert!(!look(&[test(1e8)], &Shared::default()).stale, "no decision rests on it");
     }
 }

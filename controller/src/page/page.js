@@ -405,6 +405,7 @@ function detail(entry) {
       ["Compute", seen.compute_s ? seconds(seen.compute_s) : ""],
       ["Policy", r.policy],
       ["A saving counts for", r.horizon_s ? seconds(r.horizon_s) : ""],
+      ["A throughput test would save", r.test_worth_s ? seconds(r.test_worth_s) : ""],
       ["Gain and compression time", seen.profile_measured ? "from trials" : "assumed, no trial yet"],
       ["Made from", `decision ${entry.parent}`],
     ]),

@@ -234,11 +234,13 @@ impl Store {
         self.reads.planner_memory.get(self.write.counters(), job.clone(), read).await
     }
 
-    /// What it remembers of the newest other job of the same size, backend and momentum, if there is one.
-    pub async fn memory_of_one_like(&self, job: &JobRow) -> Result<Option<Arc<str>>> {
-        let text = "SELECT job FROM jobs WHERE job <> $1 AND world = $2 AND gradient_values = $3 AND backend = $4
-            AND momentum IS $5 AND EXISTS (SELECT 1 FROM planner_memory WHERE planner_memory.job = jobs.job)
-            ORDER BY created_us DESC LIMIT 1";
+    /// What it remembers of another job on the same backend, if there is one: of the newest of the same size and momentum, else of the
+    /// newest. And whether they are the same.
+    pub async fn memory_of_another(&self, job: &JobRow) -> Result<Option<(Arc<str>, bool)>> {
+        let text = "SELECT job, world = $2 AND gradient_values = $3 AND momentum IS $5 AS is_like FROM jobs
+            WHERE job <> $1 AND backend = $4
+            AND EXISTS (SELECT 1 FROM planner_memory WHERE planner_memory.job = jobs.job)
+            ORDER BY is_like DESC, created_us DESC LIMIT 1";
         let query = sql!(
             "look for a job like this one",
             text,
@@ -248,11 +250,9 @@ impl Store {
             job.backend,
             job.momentum
         );
-        let like: Option<JobId> = query.fetch_optional(&self.read).await?;
-        match like {
-            Some(like) => self.planner_memory(&like).await,
-            None => Ok(None),
-        }
+        let other: Option<(JobId, bool)> = query.fetch_optional(&self.read).await?;
+        let Some((other, is_like)) = other else { return Ok(None) };
+        Ok(self.planner_memory(&other).await?.map(|memory| (memory, is_like)))
     }
 
     /// Stores the planner's memory when nothing was decided.

@@ -416,16 +416,19 @@ mod tests {
             store.job(&seen.job).await.unwrap().unwrap()
         };
         let remembered = async |row: &JobRow| {
-            let (own, other) = (store.planner_memory(&row.job).await, store.memory_of_one_like(row).await);
-            (own.unwrap().map(|text| text.to_string()), other.unwrap().map(|text| text.to_string()))
+            let (own, other) = (store.planner_memory(&row.job).await, store.memory_of_another(row).await);
+            (
+                own.unwrap().map(|text| text.to_string()),
+                other.unwrap().map(|(text, is_like)| (text.to_string(), is_like)),
+            )
         };
         let (first, none) = (begin("j", 2, 1).await, (None, None));
         assert_eq!(remembered(&first).await, none);
         store.put_planner_memory(&first, "[1]").await.unwrap();
-        let some = || Some("[1]".to_owned());
-        assert_eq!(remembered(&begin("j", 2, 2).await).await, (some(), None), "the next run");
-        assert_eq!(remembered(&begin("k", 2, 3).await).await, (None, some()), "another name");
-        assert_eq!(remembered(&begin("l", 3, 4).await).await, none, "another size");
+        let some = || "[1]".to_owned();
+        assert_eq!(remembered(&begin("j", 2, 2).await).await, (Some(some()), None), "the next run");
+        assert_eq!(remembered(&begin("k", 2, 3).await).await, (None, Some((some(), true))), "another name");
+        assert_eq!(remembered(&begin("l", 3, 4).await).await, (None, Some((some(), false))), "another size");
         assert_eq!(remembered(&begin("j", 3, 5).await).await, none, "a run of another size");
         assert_eq!(remembered(&begin("m", 2, 6).await).await, none, "and with it what was remembered");
     }

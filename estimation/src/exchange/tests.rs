@@ -65,6 +65,7 @@ fn believed(exchange: &mut Exchange, of: Strategy, share: f64, in_force: Option<
     let path = path(exchange, share);
     exchange
         .sampled(&[(of, path)], &[vec![0]], (&shape(), &[0.1; DRAWS], &[&[0.0; DRAWS]]), in_force, (Draws::shared(), 0))
+        .of_plans
         .remove(0)
 }
 
@@ -92,6 +93,18 @@ fn a_later_run_knows_the_collectives_and_not_the_network() {
     }
     let is = mean(&believed(&mut later, dense(), 1.0, None));
     assert!((is / 0.055).ln().abs() < 0.3, "{is}");
+}
+
+#[test]
+fn another_job_begins_with_the_collectives_and_not_with_what_it_hides() {
+    let (mut before, mut later) = (settled(), settled().of_another_job());
+    let at = [before.places(&dense()), later.places(&dense())];
+    let collective = [before.joint.of(at[0].collective), later.joint.of(at[1].collective)];
+    assert!((collective[0].mean - collective[1].mean).abs() < 1e-9);
+    assert!(collective[0].sd < collective[1].sd && collective[1].sd < OF_COLLECTIVE.sd, "{collective:?}");
+    let backward = later.joint.of(at[1].backward);
+    assert_eq!((backward.mean, backward.sd), (BACKWARD.mean, BACKWARD.sd));
+    assert_eq!(at[1].own, None);
 }
 
 #[test]
@@ -148,7 +161,7 @@ fn until_latencies_are_measured_both_are_possible_and_what_is_in_force_is_known(
         Some((0, 3.2)),
         (Draws::shared(), 0),
     );
-    let below = |limit: f64| all[1].iter().filter(|seconds| **seconds < limit).count();
+    let below = |limit: f64| all.of_plans[1].iter().filter(|seconds| **seconds < limit).count();
     assert!(below(0.3) > DRAWS / 10 && below(1.0) < DRAWS * 9 / 10, "{} {}", below(0.3), below(1.0));
 }
 

@@ -17,7 +17,9 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
         let whole = !a.plan.is_dense() || a.t_comp_s == 0.0 && a.gain.get() == 1.0;
         found.expect(whole, "finite", || format!("dense takes {} s and keeps {}", a.t_comp_s, a.gain.get()));
     }
-    found.expect(r.horizon_s.is_finite() && r.horizon_s >= 0.0, "finite", || format!("a horizon of {} s", r.horizon_s));
+    for (what, seconds) in [("a horizon", r.horizon_s), ("a test's worth", r.test_worth_s)] {
+        found.expect(seconds.is_finite() && seconds >= 0.0, "finite", || format!("{what} of {seconds} s"));
+    }
     found.expect(!r.why.is_empty(), "report", || "no reason is given".into());
 }
 

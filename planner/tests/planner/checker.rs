@@ -121,6 +121,7 @@ fn numbers_that_do_not_follow() {
     spoilt("finite", |_, o| chosen(o, &|a| a.sure = Some(1.5)));
     spoilt("finite", |_, o| chosen(o, &|a| a.saves = Some(f64::NAN)));
     spoilt("finite", |_, o| o.report.horizon_s = -1.0);
+    spoilt("finite", |_, o| o.report.test_worth_s = f64::NAN);
     spoilt("finite", |_, o| {
         let dense = o.report.alternatives.iter_mut().find(|a| a.plan.is_dense()).unwrap();
         dense.gain = Gain::new(0.9).unwrap();

@@ -73,7 +73,7 @@ impl Job {
     pub fn latencies(&mut self, alpha: f64, bandwidth: f64) {
         let matrix = LinkMatrix::uniform(self.s.ranks as usize, Link::new(alpha, bandwidth).unwrap()).unwrap();
         let (age, tests) = (seconds(0.5), self.s.links.take().map_or_else(Vec::new, |links| links.tests));
-        self.s.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, nodes: Vec::new(), tests });
+        self.s.links = Some(Links { matrix, age, oldest: age, confidence: 0.9, tests });
     }
 
     /// What steps of a strategy take to compress and to wait on the network as it is, by the cost model, and what they keep.
