@@ -639,15 +639,18 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     let (Some(n), Some(alpha), Some(bandwidth)) = (args.workers, args.latency, args.bandwidth) else {
         bad_argument!("--workers, --latency and --bandwidth are needed, or --links");
     };
-    let between = Link { alpha, bandwidth };
-    if args.per_node == 1 {
+    let (between, per_node) = (Link { alpha, bandwidth }, args.per_node);
+    if per_node > n {
+        bad_argument!("--per-node is {per_node} but there are {n} workers");
+    }
+    if per_node == 1 {
         let links = LinkMatrix::uniform(n as usize, between)?;
         return Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")));
     }
-    let (within, node) = (Link::within_node(bandwidth)?, |rank: usize| rank as u32 / args.per_node);
-    let links = LinkMatrix::from_fn(n as usize, |i, j| if node(i) == node(j) { within } else { between })?;
-    let links = links.on_nodes((0..n as usize).map(node).collect())?;
-    Ok((links, format!("{n} workers, {} on each node, between nodes {alpha} and {bandwidth}", args.per_node)))
+    let nodes = (0..n).map(|rank| rank / per_node).collect();
+    let links = LinkMatrix::uniform(n as usize, between)?.on_nodes(nodes)?.with_local_links();
+    let up_to = if n.is_multiple_of(per_node) { "" } else { "up to " };
+    Ok((links, format!("{n} workers, {up_to}{per_node} on each node, between nodes {alpha} and {bandwidth}")))
 }
 
 fn policy(args: &Args) -> Result<PolicyConfig> {

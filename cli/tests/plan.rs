@@ -98,12 +98,13 @@ fn workers_of_one_node_share_its_nic() {
     };
     let times = |collective| sync(&["--per-node", "2"], collective) / sync(&[], collective);
     let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.1;
-    // A ring leaves each node once; of what is gathered by doubling both of a node send to the other at once: 4 messages through its NIC,
+    // A ring leaves each node once, whose ranks' links are fast; of what is gathered by doubling both of a node send to the other at once: 4 messages through its NIC,
     // where each rank by itself receives 3.
     assert!(near(times("dense-ring"), 1.0), "{}", times("dense-ring"));
     assert!(near(times("allgather"), 4.0 / 3.0), "{}", times("allgather"));
     let (_folder, square) = file("links.csv", "-,1ms/1gbit\n1ms/1gbit,-\n");
     refused(&["--params", "1M", "--per-node", "2", "--links", &square], &["--per-node", "--links"]);
+    refused_on_network(&["--params", "1M", "--per-node", "9"], &["--per-node is 9", "8 workers"]);
 }
 
 #[test]

@@ -58,8 +58,8 @@ pub enum SimulateError {
 /// Seconds until the last rank is done, all ranks starting together. `bytes_of_chunk` gives real bytes.
 ///
 /// The model: a message occupies its sender's NIC for bytes·β, arrives α later, and occupies its receiver's
-/// NIC for bytes·β. Messages that share a NIC go one after the other, as their ranks are ready for them and of one
-/// rank in the order of the schedule; those between ranks of one node use no NIC.
+/// NIC for bytes·β. Messages that share a NIC go one after the other: those of earlier rounds first, within a round as
+/// their ranks are ready for them, and of one rank in the order of the schedule. Those between ranks of one node use no NIC.
 /// A rank goes on to its next round when its own sends have left and its own receives are there; there
 /// is no barrier between rounds.
 pub fn simulate(

@@ -140,8 +140,6 @@ struct Past {
     suspected: u32,
     /// When it was suspect last.
     suspect_at: Timestamp,
-    /// Tests in a row that were worth what they take.
-    worth_it: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -149,6 +147,15 @@ struct Account {
     account: ShareAccount,
     /// The level that is on disk.
     stored_s: Option<f64>,
+    /// Tests in a row that were worth what they take, and when the last one was.
+    worth_it: u32,
+    worth_it_at: Timestamp,
+}
+
+impl Account {
+    fn new(account: ShareAccount, stored_s: Option<f64>) -> Self {
+        Self { account, stored_s, worth_it: 0, worth_it_at: Timestamp::default() }
+    }
 }
 
 /// The tests that run, the budgets, and who was tested when.
@@ -181,7 +188,7 @@ impl Scheduler {
     /// Takes up an account that was stored before the start.
     pub fn restore(&mut self, node: NodeName, level_s: f64, now: Timestamp) {
         let account = ShareAccount::restored(level_s, now.seconds());
-        self.accounts.insert(node, Account { account, stored_s: Some(level_s) });
+        self.accounts.insert(node, Account::new(account, Some(level_s)));
     }
 
     /// Accounts that have to be stored before a grant of theirs may be published; they count as stored after this.
@@ -251,7 +258,7 @@ impl Scheduler {
             taken.extend([pair.0.clone(), pair.1.clone()]);
             let bytes = self.next_budget(&pair, &link);
             let cost = self.cost_s(bytes, &link);
-            if self.may_pay(&pair, cost, &link) {
+            if self.may_pay(&pair, cost, self.need(&pair, &link, now)) {
                 self.grant((pair, &link), (bytes, cost.1), now);
             }
         }
@@ -274,7 +281,7 @@ impl Scheduler {
         self.accounts.values_mut().for_each(|entry| entry.account.grow(&rules, now_s, other_probes));
         self.accounts.retain(|node, entry| !entry.account.is_full() || live.contains(node));
         for node in live {
-            let full = || Account { account: ShareAccount::full(now_s), stored_s: None };
+            let full = || Account::new(ShareAccount::full(now_s), None);
             self.accounts.entry(node.clone()).or_insert_with(full);
         }
     }
@@ -286,8 +293,9 @@ impl Scheduler {
             .filter_map(|pair| {
                 let link = known.get(&pair).copied().unwrap_or_default();
                 let last = self.past.get(&pair);
-                let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link));
-                let routine = self.need(&pair, &link) == Need::Routine;
+                let need = self.need(&pair, &link, now);
+                let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link, need));
+                let routine = need == Need::Routine;
                 due.then(|| ((!self.is_urgent(&pair, &link), routine), last.map(|p| p.at), pair, link))
             })
             .collect();
@@ -301,15 +309,13 @@ impl Scheduler {
     }
 
     /// How long after its last test a link is due again, in seconds.
-    fn wait_s(&self, last: &Past, link: &Known) -> f64 {
+    fn wait_s(&self, last: &Past, link: &Known, need: Need) -> f64 {
         let approximate = last.bytes.is_some_and(|bytes| bytes.saturating_mul(APPROXIMATE) < self.budget(link));
         match link {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
-            // After a few tests what is believed depends on something else: more would not make it surer.
-            _ if self.is_worth_it(link) => suspect_wait_s(last.worth_it).min(self.config.retest_s as f64),
-            _ if approximate => SUSPECT_RETEST_S,
+            _ if approximate || need == Need::Pressing => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
     }
@@ -352,16 +358,15 @@ impl Scheduler {
         (planned.unwrap_or(most_s).min(most_s), most_s)
     }
 
-    fn may_pay(&self, pair: &Pair, cost: (f64, f64), link: &Known) -> bool {
-        let need = self.need(pair, link);
+    fn may_pay(&self, pair: &Pair, cost: (f64, f64), need: Need) -> bool {
         let can = |node| self.accounts.get(node).is_some_and(|e| e.account.may_pay(&self.rules, cost, need));
         can(&pair.0) && can(&pair.1)
     }
 
-    fn need(&self, pair: &Pair, link: &Known) -> Need {
+    fn need(&self, pair: &Pair, link: &Known, now: Timestamp) -> Need {
         match link {
             _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
-            _ if self.is_worth_it(link) => Need::Pressing,
+            _ if self.is_worth_it(link) && self.is_rested(pair, now) => Need::Pressing,
             _ => Need::Routine,
         }
     }
@@ -372,19 +377,30 @@ impl Scheduler {
         link.worth_s > WORTH * self.config.budget_share * cost_s
     }
 
+    /// Whether the last tests of its nodes that were worth it are long enough ago. After a few what is believed depends on something else:
+    /// more would not make it surer.
+    fn is_rested(&self, pair: &Pair, now: Timestamp) -> bool {
+        let wait_s = |e: &Account| suspect_wait_s(e.worth_it).min(self.config.retest_s as f64);
+        let rested = |e: &Account| now.since(e.worth_it_at).get() >= wait_s(e);
+        [&pair.0, &pair.1].iter().all(|node| self.accounts.get(*node).is_none_or(rested))
+    }
+
     fn grant(&mut self, (pair, link): (Pair, &Known), (bytes, held_s): (u64, f64), now: Timestamp) {
+        let (need, is_worth_it) = (self.need(&pair, link, now), self.is_worth_it(link));
         for node in [&pair.0, &pair.1] {
-            if let Some(entry) = self.accounts.get_mut(node) {
-                entry.account.charge(held_s);
+            let Some(entry) = self.accounts.get_mut(node) else { continue };
+            entry.account.charge(held_s);
+            if need == Need::Pressing {
+                (entry.worth_it, entry.worth_it_at) = (entry.worth_it.saturating_add(1), now);
+            } else if !is_worth_it {
+                entry.worth_it = 0;
             }
         }
-        let is_worth_it = self.is_worth_it(link);
         let past = self.past.entry(pair.clone()).or_default();
         past.count += 1;
         past.at = now;
         past.bytes = Some(bytes);
         past.suspected = past.suspected.saturating_add(u32::from(link.suspect));
-        past.worth_it = if is_worth_it { past.worth_it.saturating_add(1) } else { 0 };
         // Both ends take turns, so that both learn.
         let (from, peer) = if past.count.is_multiple_of(2) { (pair.1, pair.0) } else { (pair.0, pair.1) };
         self.next_id += 1;

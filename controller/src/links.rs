@@ -19,9 +19,6 @@ const CLEARLY_NEWER_MS: f64 = 2000.0;
 /// almost all; and of a rise that latency hides no step ever tells.
 const FAR_OFF: f64 = 6.0;
 
-/// An estimate that the newest test contradicts by that much is trusted no more than this.
-const DOUBTED: f64 = 0.4;
-
 /// Estimates that differ by less than this factor agree.
 const AGREE: f64 = 2.0;
 
@@ -99,13 +96,11 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
                 let least = known.filter(|_| test.is_lower_bound).unwrap_or_default();
                 view.bandwidth_bps = Some(test.bandwidth_bps.max(least));
                 view.bandwidth_age_ms = test_age_ms;
-                view.bandwidth_confidence = view.bandwidth_confidence.max(confidence);
+                view.bandwidth_confidence = confidence;
             } else if let Some(found) = far_off(test, view.bandwidth_bps) {
                 view.bandwidth_bps = Some(found);
                 view.bandwidth_age_ms = test_age_ms;
-                view.bandwidth_confidence = view.bandwidth_confidence.min(confidence);
-            } else if contradicted(test, &view) {
-                view.bandwidth_confidence = view.bandwidth_confidence.min(DOUBTED);
+                view.bandwidth_confidence = confidence;
             }
         }
         ((row.src.clone(), row.dst.clone()), view)
@@ -254,9 +249,7 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();
-    let of_job = links.iter().filter(|((from, to), _)| nodes.contains(from) && nodes.contains(to));
-    let fastest_bps = of_job.filter_map(|(_, view)| view.bandwidth_bps).fold(1e9, f64::max);
-    let local = Bandwidth::new(fastest_bps).and_then(Link::within_node).map_err(|e| e.to_string())?;
+    let none = Link::new(0.0, 1e9).map_err(|e| e.to_string())?;
     let mut get = |from: &NodeName, to: &NodeName| {
         let view = links.get(&(from.clone(), to.clone()));
         let link = view.and_then(|v| Link::new(v.latency_us * 1e-6, v.bandwidth_bps?).ok());
@@ -272,17 +265,17 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
             }
             _ => {
                 missing.push(format!("{from} to {to}"));
-                local
+                none
             }
         }
     };
     let matrix = LinkMatrix::from_fn(nodes.len(), |from, to| match (&nodes[from], &nodes[to]) {
-        (a, b) if a == b => local,
+        (a, b) if a == b => none,
         (a, b) => get(a, b),
     });
-    let known = different(nodes);
-    let on_nodes = nodes.iter().filter_map(|node| number(&known, node)).collect();
-    let matrix = matrix.and_then(|matrix| matrix.on_nodes(on_nodes)).map_err(|e| e.to_string())?;
+    let numbers = numbers(nodes);
+    let on_nodes = nodes.iter().map(|node| numbers[node]).collect();
+    let matrix = matrix.and_then(|matrix| matrix.on_nodes(on_nodes)).map_err(|e| e.to_string())?.with_local_links();
     if missing.is_empty() {
         let age = Seconds::new(age_ms * 1e-3).map_err(|e| e.to_string())?;
         let oldest = Seconds::new(oldest_ms * 1e-3).map_err(|e| e.to_string())?;
@@ -295,26 +288,21 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     Err(format!("no estimate of the link {}{more}", missing.join(", ")))
 }
 
-/// The nodes in the order of their first ranks: their numbers are their places here.
-fn different(nodes: &[NodeName]) -> Vec<&NodeName> {
-    let mut different: Vec<&NodeName> = Vec::new();
+/// Nodes are numbered in the order of their first ranks.
+fn numbers(nodes: &[NodeName]) -> BTreeMap<&NodeName, u32> {
+    let mut numbers = BTreeMap::new();
     for node in nodes {
-        if !different.contains(&node) {
-            different.push(node);
-        }
+        let next = numbers.len() as u32;
+        numbers.entry(node).or_insert(next);
     }
-    different
-}
-
-fn number(different: &[&NodeName], node: &NodeName) -> Option<u32> {
-    different.iter().position(|other| *other == node).map(|at| at as u32)
+    numbers
 }
 
 /// Adds the newest tests between the nodes.
 pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Links {
-    let known = different(nodes);
+    let numbers = numbers(nodes);
     let test = |row: &TestRow| {
-        let (from, to) = (number(&known, &row.src)?, number(&known, &row.dst)?);
+        let (from, to) = (*numbers.get(&row.src)?, *numbers.get(&row.dst)?);
         let (bandwidth, is_lower_bound) = (Bandwidth::new(row.bandwidth_bps).ok()?, row.is_lower_bound);
         Some(LinkTest { from, to, bandwidth, is_lower_bound, at: row.received })
     };
@@ -445,7 +433,7 @@ pub(crate) mod tests {
         assert_eq!(shown(3.6e6, Some(9.2e7)), Some(9.5e7));
         let test = test(3.6e6, None, Some(9.5e7));
         let doubted = &merge(&rows, std::slice::from_ref(&test), Timestamp(1_500_000))[&(node("a"), node("b"))];
-        assert!(contradicted(&test, doubted) && doubted.bandwidth_confidence <= DOUBTED);
+        assert!(contradicted(&test, doubted));
         assert_eq!(shown(3e7, Some(3e7)), Some(9.5e7), "a job may take two thirds of the link from a test");
     }
 
@@ -502,9 +490,9 @@ pub(crate) mod tests {
         let before = test(3.1e10, Some(2.48e10), Some(3.1e8));
         assert_eq!(believed(3.1e8, 2.9e8, 2, &before).0, Some(2.48e10), "they know of no change");
         let fell = |now_s| believed(4.7e7, 4.75e7, now_s, &before);
-        assert_eq!(fell(2), (Some(4.7e7), DOUBTED, true), "at once, but it is to be tested");
+        assert_eq!(fell(2), (Some(4.7e7), 0.8, true), "at once, but it is to be tested");
         assert_eq!(fell(31), (Some(4.7e7), 0.8, false), "a test that cannot be had is not waited for");
-        assert_eq!(believed(4.7e7, 3.1e8, 31, &before), (Some(4.7e7), DOUBTED, true), "one end alone");
+        assert_eq!(believed(4.7e7, 3.1e8, 31, &before), (Some(4.7e7), 0.8, true), "one end alone");
         // A job that compresses since sends too little to sample the link: what was sampled after the test holds all the same.
         let later = |age_ms: f64| {
             let mut rows = [row("a", "b", Some(4.7e7), 0), row("b", "a", Some(4.7e7), 0)];
@@ -527,9 +515,10 @@ pub(crate) mod tests {
     fn a_slow_test_has_no_say_for_long_against_two_ends_that_see_more() {
         for previous in [Some(4.7e7), Some(1e4)] {
             let claimed = test(1e4, previous, Some(4.7e7));
-            assert!(believed(4.7e7, 4.6e7, 5, &claimed).1 <= TEST_CONFIDENCE, "it may be right");
-            assert_eq!(believed(4.7e7, 4.6e7, 31, &claimed), (Some(4.7e7), 0.8, false));
-            assert_ne!(believed(4.7e7, 1e4, 31, &claimed).1, 0.8, "the other end says so, too");
+            let as_estimated = (Some(4.7e7), 0.8, false);
+            assert_ne!(believed(4.7e7, 4.6e7, 5, &claimed), as_estimated, "it may be right");
+            assert_eq!(believed(4.7e7, 4.6e7, 31, &claimed), as_estimated);
+            assert_ne!(believed(4.7e7, 1e4, 31, &claimed), as_estimated, "the other end says so, too");
         }
     }
 
@@ -543,6 +532,14 @@ pub(crate) mod tests {
         assert_eq!(links.matrix.get(2, 0).bandwidth.get(), 2e9);
         assert_eq!(links.matrix.get(0, 1).alpha.get(), 20e-6);
         assert_eq!(links.confidence, 0.8);
+        let tests =
+            [test(1e9, None, None), TestRow { src: node("b"), dst: node("elsewhere"), ..test(1e9, None, None) }];
+        let tests = with_tests(links, &[node("a"), node("a"), node("b")], &tests).tests;
+        assert_eq!(
+            tests.iter().map(|test| (test.from, test.to)).collect::<Vec<_>>(),
+            [(0, 1)],
+            "by nodes, not by ranks"
+        );
         let one = merge(&both[..1], &[], Timestamp(0));
         assert_eq!(matrix(&one, &[node("a"), node("b")]).unwrap_err(), "no estimate of the link b to a");
     }

@@ -21,12 +21,6 @@ impl Link {
         Ok(Self { alpha: Seconds::new(alpha_s)?, bandwidth: Bandwidth::new(bandwidth_bps)? })
     }
 
-    /// Between two ranks of one node, which nothing measures: shared memory or loopback, 20 us and 20 Gbit/s, or as fast as the fastest
-    /// link between nodes, so that it never is a job's slowest.
-    pub fn within_node(fastest: Bandwidth) -> Result<Self, Invalid> {
-        Self::new(20e-6, fastest.get().max(20e9))
-    }
-
     /// Time in seconds for a message of `bytes`.
     pub fn time(&self, bytes: f64) -> f64 {
         self.alpha.get() + bytes * self.bandwidth.beta()
@@ -98,6 +92,25 @@ impl LinkMatrix {
         }
     }
 
+    /// With links between ranks of one node, which nothing measures, as shared memory or loopback are: 20 us and 20 Gbit/s, or the shortest latency
+    /// and the largest bandwidth between nodes, so that they never are the slowest.
+    #[must_use]
+    pub fn with_local_links(self) -> Self {
+        let has_several = self.has_several();
+        let fastest = |(alpha, bandwidth): (f64, f64), link: Link| {
+            (link.alpha.get().min(alpha), link.bandwidth.get().max(bandwidth))
+        };
+        let (alpha, bandwidth) = self.between().filter(|_| has_several).fold((20e-6, 20e9), fastest);
+        let Ok(local) = Link::new(alpha, bandwidth) else { return self };
+        let nodes: Vec<usize> = (0..self.n).map(|rank| self.node(rank)).collect();
+        self.with(|from, to, link| if nodes[from] == nodes[to] { local } else { link })
+    }
+
+    /// Whether its ranks are on more than one node.
+    fn has_several(&self) -> bool {
+        (1..self.n).any(|rank| self.node(rank) != self.node(0))
+    }
+
     /// Other links between the same ranks on the same nodes: of (from, to) and the link that is there.
     #[must_use]
     pub fn with(mut self, mut link: impl FnMut(usize, usize, Link) -> Link) -> Self {
@@ -129,10 +142,15 @@ impl LinkMatrix {
         self.nodes.iter().any(|node| std::mem::replace(&mut seen[*node as usize], true))
     }
 
-    /// The links between different ranks, row by row. With one rank, the diagonal's link.
+    /// The links between ranks of different nodes, row by row. Where all are on one node, those between different ranks; with one rank, the
+    /// diagonal's link.
     pub fn between(&self) -> impl Iterator<Item = Link> {
-        let off_diagonal = self.links.iter().enumerate().filter(|(i, _)| self.n == 1 || i / self.n != i % self.n);
-        off_diagonal.map(|(_, link)| *link)
+        let (n, has_several) = (self.n, self.has_several());
+        let counts = move |from: usize, to: usize| match has_several {
+            true => self.node(from) != self.node(to),
+            false => n == 1 || from != to,
+        };
+        self.links.iter().enumerate().filter(move |(i, _)| counts(i / n, i % n)).map(|(_, link)| *link)
     }
 
     /// The slowest alpha and the slowest bandwidth of [`Self::between`]: what a schedule that uses every link pays.
@@ -185,6 +203,12 @@ mod tests {
         assert!(!on(&[3, 2, 1, 0]).unwrap().is_shared());
         let shared = on(&[0, 0, 1, 1]).unwrap();
         assert!(shared.is_shared() && shared.node(1) == 0 && matrix.node(1) == 1);
+        let local = |nodes: &[u32], from, to| on(nodes).unwrap().with_local_links().get(from, to);
+        assert_eq!(local(&[0, 0, 1, 1], 0, 1), Link::new(20e-6, 20e9).unwrap());
+        assert_eq!(local(&[0, 0, 1, 1], 1, 2), Link::new(0.001, 1e9).unwrap());
+        assert_eq!(local(&[0, 0, 0, 0], 1, 2), Link::new(20e-6, 20e9).unwrap());
+        let count = |nodes: &[u32]| on(nodes).unwrap().between().count();
+        assert_eq!([&[0, 0, 1, 1], &[2, 2, 2, 2], &[0, 1, 2, 3]].map(|nodes| count(nodes)), [8, 12, 12]);
         let text = serde_json::to_string(&shared).unwrap();
         assert_eq!(serde_json::from_str::<LinkMatrix>(&text).unwrap(), shared);
         for (n, says) in [("3", "number of links is 16, allowed is 9 between 3 ranks"), ("0", "number of ranks")] {

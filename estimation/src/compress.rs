@@ -52,6 +52,12 @@ impl CompressTimes {
         Self { joint: self.joint.carried_over(doubt) }
     }
 
+    /// What it tells of a job of another size or model: how fast machines are, and what each compressor differs by.
+    #[must_use]
+    pub fn of_another_job(self) -> Self {
+        Self { joint: self.joint.carried_over(|key| (!matches!(key, Key::One(..))).then_some(ANOTHER_RUN)) }
+    }
+
     /// Takes in what compressing took, against the table's seconds; `noise` is a standard deviation, as a share. What is not above 0
     /// tells nothing.
     pub fn observe(&mut self, (of, cr): (Selector, CompressionRatio), seconds: f64, table_s: f64, noise: f64) {

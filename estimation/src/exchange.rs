@@ -57,9 +57,13 @@ const MOST_KNOWN: usize = 24;
 /// Measured latencies are off by so much, in logarithms,
 const LATENCY_SD: f64 = 0.15;
 /// and throughput tests by so much.
-pub const BANDWIDTH_SD: f64 = 0.25;
+const BANDWIDTH_SD: f64 = 0.25;
 /// What is faster than believed may be faster still, where a test is a lower bound.
-const LOWER_BOUND_SD: f64 = 0.5;
+pub const LOWER_BOUND_SD: f64 = 0.5;
+/// About what all NICs have in common a test is off by so much: by its own error, and by half of what each of its two NICs differs by.
+pub const TEST_SD: f64 = 0.38;
+/// After so long a network that does not change has moved by as much as a test is off, seconds.
+pub const TEST_TELLS_S: f64 = BANDWIDTH_SD * BANDWIDTH_SD / WALK;
 /// How a network moves without changing: variance per second.
 const WALK: f64 = 4e-4;
 /// What explains a step is at most so far from what is believed, as a logarithm.

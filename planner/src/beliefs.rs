@@ -92,7 +92,7 @@ impl Beliefs {
     /// What they tell of a job of another size or model on the same backend.
     #[must_use]
     pub(crate) fn of_another_job(self) -> Self {
-        Self { exchange: self.exchange.of_another_job(), compress: self.compress.carried_over(), ..Self::default() }
+        Self { exchange: self.exchange.of_another_job(), compress: self.compress.of_another_job(), ..Self::default() }
     }
 
     /// What they tell of a later run of the same job.

@@ -8,7 +8,7 @@ use crate::{
     trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
-use flexcomm_estimation::BANDWIDTH_SD;
+use flexcomm_estimation::{LOWER_BOUND_SD, TEST_SD, TEST_TELLS_S};
 use flexcomm_optimizer::{Evaluated, Solver, pareto};
 use rand::RngCore;
 
@@ -270,7 +270,8 @@ impl<'a> Call<'a> {
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
             self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
-            self.test_worth = self.knowing(current, |scores| scores.of_measuring(&prices.bandwidth, BANDWIDTH_SD));
+            let sd = self.test_sd();
+            self.test_worth = self.knowing(current, |scores| scores.of_measuring(&prices.bandwidth, sd));
         }
     }
 
@@ -486,6 +487,12 @@ impl<'a> Call<'a> {
         self.trial = Some(request);
     }
 
+    /// How exact the next throughput test is expected to be: as the newest ones.
+    fn test_sd(&self) -> f64 {
+        let mut tests = self.s.links.iter().flat_map(|links| &links.tests);
+        if tests.any(|test| !test.is_lower_bound) { TEST_SD } else { LOWER_BOUND_SD }
+    }
+
     /// What knowing more saves, as a share of what the strategy in force takes.
     fn knowing(&self, current: usize, saves: impl Fn(&Scores) -> f64) -> f64 {
         let Some(scores) = Scores::new(&self.all) else { return 0.0 };
@@ -613,8 +620,11 @@ impl<'a> Call<'a> {
             left_out: self.s.all_left_out(),
             trial: self.asked(),
             horizon_s: self.horizon_s(),
-            // What is pinned does not change, whatever is known.
-            test_worth_s: if self.pin.is_some() { 0.0 } else { self.test_worth * self.horizon_s() },
+            // Where nothing is applied, or something is pinned, knowing more saves nothing.
+            test_worth_s: match self.pin.is_some() || self.s.policy.observe {
+                true => 0.0,
+                false => self.test_worth * self.horizon_s().min(TEST_TELLS_S),
+            },
         }
     }
 

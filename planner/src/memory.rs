@@ -88,10 +88,11 @@ impl Memory {
         Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
     }
 
-    /// What it tells of a job of another size or model on the same backend: how collectives behave, and how fast machines compress.
+    /// What it tells of a job of another size or model on the same backend, whose run began then: how collectives behave, and how fast machines
+    /// compress.
     #[must_use]
-    pub fn of_another_job(self) -> Self {
-        Self { beliefs: self.beliefs.of_another_job(), ..Self::default() }
+    pub fn of_another_job(self, begun: Timestamp) -> Self {
+        Self { begun, beliefs: self.beliefs.of_another_job(), ..Self::default() }
     }
 
     /// The plan is in force no longer. Of a plan by bucket it is known what it costs by what its strategies cost.

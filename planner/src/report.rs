@@ -161,8 +161,8 @@ pub struct Report {
     /// end.
     #[serde(default)]
     pub horizon_s: f64,
-    /// What another throughput test is expected to save until then, seconds: by what it tells of bandwidths another plan may be best. 0 where
-    /// nothing is compared or what runs is pinned.
+    /// What another throughput test is expected to save until then or until what it tells is over, seconds: by what it tells of bandwidths another plan may be best. 0 where
+    /// nothing is compared, what runs is pinned, or the policy only observes.
     #[serde(default)]
     pub test_worth_s: f64,
 }

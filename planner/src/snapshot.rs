@@ -2,8 +2,8 @@
 
 use crate::{Config, JobPolicy, Memory};
 use flexcomm_domain::{
-    Bandwidth, CodecBytes, Collective, Decision, Family, Gain, JobId, LinkMatrix, Plan, Seconds, Selector, Timestamp,
-    Version,
+    Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
+    Timestamp, Version,
 };
 use flexcomm_optimizer::{CoefficientBook, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
@@ -88,6 +88,7 @@ pub struct Offer {
 
 /// The job's part of the link matrix, and how far it can be trusted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "StoredLinks")]
 pub struct Links {
     /// alpha and bandwidth between every two ranks, and on which node each is.
     pub matrix: LinkMatrix,
@@ -98,8 +99,31 @@ pub struct Links {
     /// Least confidence over latency and bandwidth of all links, 0 to 1.
     pub confidence: f64,
     /// The newest throughput test between each two nodes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<LinkTest>,
+}
+
+/// Links as they are stored: earlier releases stored the nodes of ranks beside their matrix.
+#[derive(Deserialize)]
+struct StoredLinks {
+    matrix: LinkMatrix,
+    age: Seconds,
+    oldest: Seconds,
+    confidence: f64,
+    #[serde(default)]
+    nodes: Vec<u32>,
+    #[serde(default)]
+    tests: Vec<LinkTest>,
+}
+
+impl TryFrom<StoredLinks> for Links {
+    type Error = Invalid;
+
+    fn try_from(stored: StoredLinks) -> Result<Self, Invalid> {
+        let StoredLinks { matrix, age, oldest, confidence, nodes, tests } = stored;
+        let matrix = if nodes.is_empty() { matrix } else { matrix.on_nodes(nodes)? };
+        Ok(Self { matrix, age, oldest, confidence, tests })
+    }
 }
 
 /// What a throughput test between two nodes found.
@@ -369,5 +393,25 @@ impl Snapshot {
             times: self.times.clone(),
             coefficients: self.coefficients.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexcomm_domain::Link;
+
+    #[test]
+    fn nodes_that_were_stored_beside_the_matrix_are_read() {
+        let matrix = LinkMatrix::uniform(3, Link::new(1e-3, 1e9).unwrap()).unwrap();
+        let zero = Seconds::ZERO;
+        let links = Links { matrix, age: zero, oldest: zero, confidence: 0.9, tests: Vec::new() };
+        let mut stored = serde_json::to_value(&links).unwrap();
+        stored["nodes"] = serde_json::json!([0, 0, 1]);
+        let read: Links = serde_json::from_value(stored.clone()).unwrap();
+        assert_eq!([0, 1, 2].map(|rank| read.matrix.node(rank)), [0, 0, 1]);
+        stored["nodes"] = serde_json::json!([0, 0, 3]);
+        let error = serde_json::from_value::<Links>(stored).unwrap_err().to_string();
+        assert!(error.contains("node of a rank"), "{error}");
     }
 }

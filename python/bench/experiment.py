@@ -95,14 +95,11 @@ retest_s = 10
 trial_budget_s = 2.5
 """
 
-#: Seconds for agents to know all links before the training starts, and for them to be sure of them.
-KNOWN_WITHIN, SURE_WITHIN = 180.0, 60.0
+#: Seconds for agents to know all links before the training starts.
+KNOWN_WITHIN = 180.0
 
 #: Seconds between two records of the links.
 RECORD_EVERY = 3.0
-
-#: Below this confidence controllers measure a link again.
-SURE = 0.5
 
 
 def arguments() -> argparse.Namespace:
@@ -443,14 +440,13 @@ def ask(what: str) -> Any:
 
 
 def wait_for_links(ranks: int, out: pathlib.Path, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """Until latency and bandwidth of every link are known, and for a while until they are sure: the first decision should
-    not be made from guesses, and probes should not measure the ranks' start instead of the links."""
+    """Until latency and bandwidth of every link are known: the first decision should not be made from guesses, and probes
+    should not measure the ranks' start instead of the links."""
     directed, began = ranks * (ranks - 1), time.monotonic()
     while True:
         known = [link for link in ask("links") if link["bandwidth_bps"] is not None]
         waited = time.monotonic() - began
-        sure = all(link["bandwidth_confidence"] >= SURE for link in known)
-        if len(known) >= directed and (sure or waited > SURE_WITHIN):
+        if len(known) >= directed:
             (out / "links.json").write_text(json.dumps(known, indent=1))
             return
         if any(daemon.poll() is not None for daemon in daemons):

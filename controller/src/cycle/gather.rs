@@ -77,7 +77,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let memory = match app.store.planner_memory(&job.job).await? {
         Some(text) => read(text),
         None => app.store.memory_of_another(job).await?.and_then(|(text, is_like)| {
-            read(text).map(|memory| if is_like { memory } else { memory.of_another_job() })
+            read(text).map(|memory| if is_like { memory } else { memory.of_another_job(job.created) })
         }),
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Which links look as if they had changed, and whom to test now.
 
-use flexcomm_domain::NodeName;
+use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::api::LinkView;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +13,9 @@ use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
 const LATENCY_FLOOR_US: f64 = 100.0;
+
+/// What a report says tests are worth counts for so long, seconds: looks come about once a second, where they do not fail.
+const REPORT_COUNTS_S: f64 = 15.0;
 
 /// Pairs of nodes that run ranks of the same job.
 #[derive(Debug, Default)]
@@ -31,7 +34,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let links = app.store.links().await?;
     let tests = weighed(app.store.link_tests().await?.to_vec(), &links, now);
     let links = agreed(merge(&links, &tests, now));
-    let known = known(app.config.probes.suspect_change, &links, &tests, &shared(app).await?);
+    let known = known(app.config.probes.suspect_change, &links, &tests, &shared(app, now).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
     *app.echoes.lock() = echoes;
     let moved = {
@@ -72,32 +75,50 @@ fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {
     change > LATENCY_FLOOR_US && change > share * then_us.min(link.latency_us)
 }
 
-async fn shared(app: &App) -> Result<Shared, CycleError> {
-    let worth_s = |status: &JobStatus| status.report.as_ref().map_or(0.0, |report| report.test_worth_s);
+async fn shared(app: &App, now: Timestamp) -> Result<Shared, CycleError> {
+    let worth_s = |status: &JobStatus| {
+        let report = status.report.as_ref().filter(|_| now.since(status.at).get() < REPORT_COUNTS_S);
+        report.map_or(0.0, |report| report.test_worth_s)
+    };
     let jobs: Vec<_> = {
         let statuses = app.statuses.lock();
         statuses.iter().map(|(job, status)| (job.clone(), status.deviates, worth_s(status))).collect()
     };
     let mut shared = Shared::default();
-    for (job, deviates, worth_s) in jobs {
+    for (job, deviates, worth_s) in jobs.into_iter().filter(|(_, deviates, worth_s)| *deviates || *worth_s > 0.0) {
         let ranks = app.store.ranks(&job).await?;
         let nodes: BTreeSet<NodeName> = ranks.iter().filter(|r| r.left.is_none()).map(|r| r.node.clone()).collect();
-        for pair in Pair::among(&nodes.into_iter().collect::<Vec<_>>()) {
-            let most_s = shared.worth_s.entry(pair.clone()).or_default();
-            *most_s = most_s.max(worth_s);
-            if deviates {
-                shared.deviating.insert(pair);
-            }
-        }
+        shared.add(&nodes.into_iter().collect::<Vec<_>>(), deviates, worth_s);
     }
     Ok(shared)
+}
+
+impl Shared {
+    fn add(&mut self, nodes: &[NodeName], deviates: bool, worth_s: f64) {
+        for pair in Pair::among(nodes) {
+            if deviates {
+                self.deviating.insert(pair.clone());
+            }
+            let most_s = self.worth_s.entry(pair).or_default();
+            *most_s = most_s.max(worth_s);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::links::tests::{node, row, test};
-    use flexcomm_domain::Timestamp;
+
+    #[test]
+    fn of_several_jobs_the_most_counts() {
+        let mut shared = Shared::default();
+        let [ab, bc] = [["a", "b"], ["b", "c"]].map(|pair| Pair::new(&node(pair[0]), &node(pair[1])));
+        shared.add(&["a", "b"].map(node), false, 2.0);
+        shared.add(&["a", "b", "c"].map(node), true, 1.0);
+        assert_eq!([&ab, &bc].map(|pair| shared.worth_s[pair]), [2.0, 1.0]);
+        assert_eq!(shared.deviating.len(), 3);
+    }
 
     #[test]
     fn a_link_is_worth_what_its_job_says_and_the_last_test_is_known() {

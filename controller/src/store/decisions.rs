@@ -234,13 +234,13 @@ impl Store {
         self.reads.planner_memory.get(self.write.counters(), job.clone(), read).await
     }
 
-    /// What it remembers of another job on the same backend, if there is one: of the newest of the same size and momentum, else of the
-    /// newest. And whether they are the same.
+    /// What it remembers of another job on the same backend, if there is one: of those that have run for a while, else of all, the newest of
+    /// the same size and momentum, else the newest. And whether they are the same.
     pub async fn memory_of_another(&self, job: &JobRow) -> Result<Option<(Arc<str>, bool)>> {
         let text = "SELECT job, world = $2 AND gradient_values = $3 AND momentum IS $5 AS is_like FROM jobs
             WHERE job <> $1 AND backend = $4
             AND EXISTS (SELECT 1 FROM planner_memory WHERE planner_memory.job = jobs.job)
-            ORDER BY is_like DESC, created_us DESC LIMIT 1";
+            ORDER BY EXISTS (SELECT 1 FROM intervals WHERE intervals.job = jobs.job) DESC, is_like DESC, created_us DESC LIMIT 1";
         let query = sql!(
             "look for a job like this one",
             text,

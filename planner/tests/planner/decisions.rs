@@ -402,3 +402,24 @@ fn a_later_run_does_not_try_again_what_an_earlier_one_found() {
     assert!(after < before && after <= 1, "{before} tried in the first run, {after} in the second");
     assert_eq!(second.s.memory.begun, second.s.begun);
 }
+
+/// A change of the network makes tests worth much, the first tests make the next ones worth less, and what cannot change makes them worth nothing.
+#[test]
+fn a_test_is_worth_what_may_be_decided_by_it() {
+    let mut job = Job::new();
+    job.call();
+    let known_s = job.run(40, as_modelled).last().unwrap().report.test_worth_s;
+    job.latencies(0.01, 0.25e9);
+    job.wait(1.0);
+    let unknown = job.call();
+    let unknown_s = unknown.report.test_worth_s;
+    job.s.policy.observe = true;
+    assert_eq!(job.call().report.test_worth_s, 0.0, "it only observes");
+    job.s.policy.observe = false;
+    job.network(0.01, 0.25e9);
+    let tested_s = job.run(40, as_modelled).last().unwrap().report.test_worth_s;
+    assert!(
+        unknown_s > 1.0 && known_s < 0.2 * unknown_s && tested_s < 0.2 * unknown_s,
+        "{known_s} {unknown_s} {tested_s}"
+    );
+}
