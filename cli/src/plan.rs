@@ -164,6 +164,7 @@ Default profile, assumed without --gain:
 
 Examples:
   flexcomm plan --params 25.56M --workers 8 --latency 1ms --bandwidth 10gbit --compute 50ms
+  flexcomm plan --params 86.57M --workers 16 --per-node 8 --latency 50us --bandwidth 25gbit --compute 80ms
   flexcomm plan --params 86.57M --links MATRIX.csv --gain FILE --compute 80ms --json
   flexcomm plan --params 86.57M --buckets 20 --workers 8 --latency 1ms --bandwidth 1gbit --compute 80ms";
 
@@ -640,8 +641,8 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
         bad_argument!("--workers, --latency and --bandwidth are needed, or --links");
     };
     let (between, per_node) = (Link { alpha, bandwidth }, args.per_node);
-    if per_node > n {
-        bad_argument!("--per-node is {per_node} but there are {n} workers");
+    if per_node > 1 && per_node >= n {
+        bad_argument!("--per-node is {per_node} of {n} workers: no link would be between nodes");
     }
     if per_node == 1 {
         let links = LinkMatrix::uniform(n as usize, between)?;

@@ -104,7 +104,7 @@ fn workers_of_one_node_share_its_nic() {
     assert!(near(times("allgather"), 4.0 / 3.0), "{}", times("allgather"));
     let (_folder, square) = file("links.csv", "-,1ms/1gbit\n1ms/1gbit,-\n");
     refused(&["--params", "1M", "--per-node", "2", "--links", &square], &["--per-node", "--links"]);
-    refused_on_network(&["--params", "1M", "--per-node", "9"], &["--per-node is 9", "8 workers"]);
+    refused_on_network(&["--params", "1M", "--per-node", "9"], &["--per-node is 9 of 8 workers"]);
 }
 
 #[test]

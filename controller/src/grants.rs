@@ -5,7 +5,7 @@
 //!   charged to both ends with the most that it can cost before it is granted, and with what its bytes took at the
 //!   measured rate when its report is there. A test whose report never comes stays charged in full.
 //! - Accounts outlive silence of their nodes and, stored, restarts of the controller.
-//! - Tests of links that changed, and those that are expected to save a job more than they take, may overdraw.
+//! - Tests of links that changed, and those that are expected to save a job twice what they take, may overdraw.
 //! - The pair that waited longest goes first. When it cannot pay yet, its nodes save up for it: pairs that are
 //!   cheaper do not starve it.
 
@@ -249,17 +249,18 @@ impl Scheduler {
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, other_probes);
         self.trust(now, known);
+        self.begin_anew(known);
         let busy = self.active.iter().flat_map(|a| [a.from.clone(), a.grant.peer.clone()]);
         let mut taken: BTreeSet<NodeName> = busy.collect();
-        for (pair, link) in self.due(now, live, known) {
+        for (pair, link, need) in self.due(now, live, known) {
             if taken.contains(&pair.0) || taken.contains(&pair.1) {
                 continue;
             }
             taken.extend([pair.0.clone(), pair.1.clone()]);
             let bytes = self.next_budget(&pair, &link);
             let cost = self.cost_s(bytes, &link);
-            if self.may_pay(&pair, cost, self.need(&pair, &link, now)) {
-                self.grant((pair, &link), (bytes, cost.1), now);
+            if self.may_pay(&pair, cost, need) {
+                self.grant((pair, &link, need), (bytes, cost.1), now);
             }
         }
     }
@@ -288,19 +289,19 @@ impl Scheduler {
 
     /// Pairs that should be tested: newly suspect ones first, then what may overdraw, since the nodes of the first that cannot
     /// pay save up for it; of each kind those that waited longest.
-    fn due(&self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Vec<(Pair, Known)> {
+    fn due(&self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>) -> Vec<(Pair, Known, Need)> {
         let mut due: Vec<_> = Pair::among(live)
             .filter_map(|pair| {
                 let link = known.get(&pair).copied().unwrap_or_default();
                 let last = self.past.get(&pair);
                 let need = self.need(&pair, &link, now);
                 let due = last.is_none_or(|p| now.since(p.at).get() >= self.wait_s(p, &link, need));
-                let routine = need == Need::Routine;
-                due.then(|| ((!self.is_urgent(&pair, &link), routine), last.map(|p| p.at), pair, link))
+                let order = (!self.is_urgent(&pair, &link), need == Need::Routine);
+                due.then(|| (order, last.map(|p| p.at), pair, link, need))
             })
             .collect();
         due.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
-        due.into_iter().map(|(_, _, pair, link)| (pair, link)).collect()
+        due.into_iter().map(|(_, _, pair, link, need)| (pair, link, need)).collect()
     }
 
     /// Suspect, and not tested for that so often that more tests would hardly explain it.
@@ -313,7 +314,7 @@ impl Scheduler {
         let approximate = last.bytes.is_some_and(|bytes| bytes.saturating_mul(APPROXIMATE) < self.budget(link));
         match link {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
-            Known { suspect: true, .. } => suspect_wait_s(last.suspected).min(self.config.retest_s as f64),
+            Known { suspect: true, .. } => wait_after_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
             _ if approximate || need == Need::Pressing => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
@@ -330,6 +331,14 @@ impl Scheduler {
                 past.suspected = 0;
             }
         }
+    }
+
+    /// Nodes of which no link is worth a test begin anew.
+    fn begin_anew(&mut self, known: &BTreeMap<Pair, Known>) {
+        let worth_it = known.iter().filter(|(_, link)| self.is_worth_it(link));
+        let worth_it: BTreeSet<&NodeName> = worth_it.flat_map(|(pair, _)| [&pair.0, &pair.1]).collect();
+        let others = self.accounts.iter_mut().filter(|(node, _)| !worth_it.contains(node));
+        others.for_each(|(_, entry)| entry.worth_it = 0);
     }
 
     /// Bytes of a test, both directions together: enough for some time and for several round trips.
@@ -366,7 +375,7 @@ impl Scheduler {
     fn need(&self, pair: &Pair, link: &Known, now: Timestamp) -> Need {
         match link {
             _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
-            _ if self.is_worth_it(link) && self.is_rested(pair, now) => Need::Pressing,
+            _ if self.is_worth_it(link) && self.has_waited(pair, now) => Need::Pressing,
             _ => Need::Routine,
         }
     }
@@ -379,21 +388,18 @@ impl Scheduler {
 
     /// Whether the last tests of its nodes that were worth it are long enough ago. After a few what is believed depends on something else:
     /// more would not make it surer.
-    fn is_rested(&self, pair: &Pair, now: Timestamp) -> bool {
-        let wait_s = |e: &Account| suspect_wait_s(e.worth_it).min(self.config.retest_s as f64);
-        let rested = |e: &Account| now.since(e.worth_it_at).get() >= wait_s(e);
-        [&pair.0, &pair.1].iter().all(|node| self.accounts.get(*node).is_none_or(rested))
+    fn has_waited(&self, pair: &Pair, now: Timestamp) -> bool {
+        let wait_s = |e: &Account| wait_after_s(e.worth_it).min(self.config.retest_s as f64);
+        let has_waited = |e: &Account| now.since(e.worth_it_at).get() >= wait_s(e);
+        [&pair.0, &pair.1].iter().all(|node| self.accounts.get(*node).is_none_or(has_waited))
     }
 
-    fn grant(&mut self, (pair, link): (Pair, &Known), (bytes, held_s): (u64, f64), now: Timestamp) {
-        let (need, is_worth_it) = (self.need(&pair, link, now), self.is_worth_it(link));
+    fn grant(&mut self, (pair, link, need): (Pair, &Known, Need), (bytes, held_s): (u64, f64), now: Timestamp) {
         for node in [&pair.0, &pair.1] {
             let Some(entry) = self.accounts.get_mut(node) else { continue };
             entry.account.charge(held_s);
             if need == Need::Pressing {
                 (entry.worth_it, entry.worth_it_at) = (entry.worth_it.saturating_add(1), now);
-            } else if !is_worth_it {
-                entry.worth_it = 0;
             }
         }
         let past = self.past.entry(pair.clone()).or_default();
@@ -409,7 +415,7 @@ impl Scheduler {
     }
 }
 
-fn suspect_wait_s(tests: u32) -> f64 {
+fn wait_after_s(tests: u32) -> f64 {
     SUSPECT_RETEST_S * f64::from(1_u32 << tests.saturating_sub(SUSPECT_TESTS - 1).min(SUSPECT_DOUBLINGS))
 }
 

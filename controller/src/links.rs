@@ -269,20 +269,23 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
             }
         }
     };
-    let matrix = LinkMatrix::from_fn(nodes.len(), |from, to| match (&nodes[from], &nodes[to]) {
-        (a, b) if a == b => none,
-        (a, b) => get(a, b),
-    });
     let numbers = numbers(nodes);
-    let on_nodes = nodes.iter().map(|node| numbers[node]).collect();
-    let matrix = matrix.and_then(|matrix| matrix.on_nodes(on_nodes)).map_err(|e| e.to_string())?.with_local_links();
+    let mut by_number: Vec<&NodeName> = numbers.keys().copied().collect();
+    by_number.sort_by_key(|node| numbers[node]);
+    let mut between = Vec::with_capacity(by_number.len() * by_number.len());
+    for from in &by_number {
+        between.extend(by_number.iter().map(|to| if from == to { none } else { get(from, to) }));
+    }
+    let on_nodes: Vec<u32> = nodes.iter().map(|node| numbers[node]).collect();
+    let link = |from: usize, to: usize| between[on_nodes[from] as usize * by_number.len() + on_nodes[to] as usize];
+    let matrix = LinkMatrix::from_fn(nodes.len(), link).map_err(|e| e.to_string())?;
     if missing.is_empty() {
         let age = Seconds::new(age_ms * 1e-3).map_err(|e| e.to_string())?;
         let oldest = Seconds::new(oldest_ms * 1e-3).map_err(|e| e.to_string())?;
+        let matrix = matrix.on_nodes(on_nodes).map_err(|e| e.to_string())?.with_local_links();
         return Ok(Links { matrix, age, oldest, confidence: confidence.clamp(0.0, 1.0), tests: Vec::new() });
     }
     missing.sort();
-    missing.dedup();
     let more = if missing.len() > 3 { format!(" and {} more", missing.len() - 3) } else { String::new() };
     missing.truncate(3);
     Err(format!("no estimate of the link {}{more}", missing.join(", ")))

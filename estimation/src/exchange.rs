@@ -59,9 +59,7 @@ const LATENCY_SD: f64 = 0.15;
 /// and throughput tests by so much.
 const BANDWIDTH_SD: f64 = 0.25;
 /// What is faster than believed may be faster still, where a test is a lower bound.
-pub const LOWER_BOUND_SD: f64 = 0.5;
-/// About what all NICs have in common a test is off by so much: by its own error, and by half of what each of its two NICs differs by.
-pub const TEST_SD: f64 = 0.38;
+const LOWER_BOUND_SD: f64 = 0.5;
 /// After so long a network that does not change has moved by as much as a test is off, seconds.
 pub const TEST_TELLS_S: f64 = BANDWIDTH_SD * BANDWIDTH_SD / WALK;
 /// How a network moves without changing: variance per second.
@@ -138,6 +136,13 @@ pub struct Waits {
     pub of_plans: Vec<Vec<f64>>,
     /// Logarithms of seconds per byte.
     pub bandwidth: Vec<f64>,
+}
+
+/// By how much one throughput test is off about what all NICs have in common: by its own error, and by half of what each of its two NICs
+/// differs by.
+pub fn test_sd(is_lower_bound: bool) -> f64 {
+    let own = if is_lower_bound { LOWER_BOUND_SD } else { BANDWIDTH_SD };
+    own.hypot(OF_NIC.sd * std::f64::consts::FRAC_1_SQRT_2)
 }
 
 /// What is believed of a job's exchanges.
@@ -366,11 +371,12 @@ impl Exchange {
         nodes.len()
     }
 
-    /// Seconds per byte from one node to another, as expected.
-    pub fn beta(&mut self, from: u32, to: u32) -> f64 {
-        let [_, common] = self.network();
+    /// Seconds per byte from one node to another, as expected, given the numbers of so many nodes.
+    pub fn betas(&mut self, nodes: usize) -> impl Fn(usize, usize) -> f64 + use<> {
+        let common = self.common().ln();
         let of = |key: Key| self.joint.find(&key).map_or(0.0, |at| self.joint.of(at).mean);
-        (self.joint.of(common).mean + of(Key::Up(from)).max(of(Key::Down(to)))).exp()
+        let slower: Vec<(f64, f64)> = (0..nodes as u32).map(|node| (of(Key::Up(node)), of(Key::Down(node)))).collect();
+        move |from, to| (common + slower[from].0.max(slower[to].1)).exp()
     }
 
     /// Seconds per byte that all NICs have in common, as expected.

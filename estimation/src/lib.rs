@@ -17,7 +17,7 @@ pub mod step;
 pub use changes::Changes;
 pub use compress::CompressTimes;
 pub use draws::{DRAWS, Draws};
-pub use exchange::{CriticalPath, Exchange, LOWER_BOUND_SD, TEST_SD, TEST_TELLS_S};
+pub use exchange::{CriticalPath, Exchange, TEST_TELLS_S, test_sd};
 pub use gains::Gains;
 pub use joint::{Joint, Normal, Row};
 pub use step::{Compute, Cost, Costs, Shape};

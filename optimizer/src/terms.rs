@@ -16,8 +16,7 @@ use crate::cost::{self, Net};
 use flexcomm_collectives::{self as collectives, Allreduce, GenerateError, Schedule};
 use flexcomm_domain::{CodecBytes, Collective, Link, LinkMatrix, Pattern, Rank, Selection, Strategy};
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::cell::{OnceCell, RefCell};
 
 /// Bytes of a dense gradient of `values` fp32 values.
 pub fn dense_bytes(values: u64) -> f64 {
@@ -78,16 +77,18 @@ pub fn terms(strategy: &Strategy, load: &Load, links: &LinkMatrix) -> Terms {
 #[derive(Debug, Clone)]
 pub struct Paths<'a> {
     links: &'a LinkMatrix,
-    /// By collective; those that add up alike share one.
-    allreduces: Vec<Arc<Model>>,
+    ring: Model,
+    tree: Model,
     allgather: Model,
     /// From some roots.
     broadcasts: Vec<Model>,
     /// Broadcasts timed before: art-ring and art-tree send the same indices.
     known: RefCell<Vec<(f64, Terms)>>,
+    /// The exchange of VAR's norms.
+    norms: OnceCell<Terms>,
 }
 
-/// How a collective is timed.
+/// How a schedule is timed.
 #[derive(Debug, Clone)]
 enum Model {
     Closed(Net),
@@ -102,7 +103,7 @@ enum Model {
 const MAX_KNOWN: usize = 128;
 
 impl<'a> Paths<'a> {
-    /// Chooses a model of each collective over these links and prepares its schedule.
+    /// Chooses a model of each schedule over these links.
     pub fn new(links: &'a LinkMatrix) -> Self {
         let n = links.ranks();
         let equal = equal_links(links).filter(|_| !links.is_shared());
@@ -110,42 +111,27 @@ impl<'a> Paths<'a> {
             && let Some(link) = equal
         {
             let net = Net { alpha: link.alpha.get(), beta: link.bandwidth.beta(), n };
-            return Self::by(links, 1, |_, _| Model::Closed(net));
+            return Self::with(links, 1, |_, _| Model::Closed(net));
         }
         let (ring, other) = bounds(links);
-        Self::by(links, if equal.is_some() { 1 } else { MAX_ROOTS }, |is_ring, schedule| {
-            let net = if is_ring { ring } else { other };
-            let schedule = if is_ring && n > MAX_RING_RANKS { None } else { schedule().ok() };
-            schedule.map_or(Model::Closed(net), |schedule| simulated(schedule, links))
+        Self::with(links, if equal.is_some() { 1 } else { MAX_ROOTS }, |is_ring, schedule| match is_ring {
+            true if n > MAX_RING_RANKS => Model::Closed(ring),
+            _ => schedule(n as u32).map_or(Model::Closed(other), |schedule| simulated(schedule, links)),
         })
     }
 
-    /// The model of each collective by whether it is a ring and its schedule.
-    fn by(
-        links: &'a LinkMatrix,
-        roots: usize,
-        model: impl Fn(bool, &dyn Fn() -> Result<Schedule, GenerateError>) -> Model,
-    ) -> Self {
-        let n = links.ranks() as u32;
+    /// The model of each schedule, by whether it is a ring.
+    fn with(links: &'a LinkMatrix, roots: usize, model: impl Fn(bool, &dyn Fn(u32) -> Made) -> Model) -> Self {
         let roots = roots.min(links.ranks()) as u32;
-        let by = |collective: Collective| collectives::allreduce(collective);
-        let mut allreduces: Vec<Arc<Model>> = Vec::new();
-        for collective in Collective::ALL {
-            let adds_up = by(*collective);
-            let is_ring = std::ptr::eq(adds_up, by(Collective::DenseRing));
-            let mut before = Collective::ALL[..allreduces.len()].iter();
-            allreduces.push(match before.position(|other| std::ptr::eq(by(*other), adds_up)) {
-                Some(same) => Arc::clone(&allreduces[same]),
-                None => Arc::new(model(is_ring, &|| (adds_up.schedule)(n))),
-            });
-        }
-        let broadcast = |i: u32| model(false, &|| collectives::binomial_broadcast(n, Rank(i * n / roots)));
+        let broadcast = |i: u32| model(false, &|n| collectives::binomial_broadcast(n, Rank(i * n / roots)));
         Self {
             links,
-            allreduces,
-            allgather: model(!n.is_power_of_two(), &|| collectives::allgather(n)),
+            ring: model(true, &collectives::ring_allreduce),
+            tree: model(false, &collectives::tree_allreduce),
+            allgather: model(gathers_by_ring(links.ranks()), &collectives::allgather),
             broadcasts: (0..roots).map(broadcast).collect(),
             known: RefCell::default(),
+            norms: OnceCell::new(),
         }
     }
 
@@ -166,7 +152,7 @@ impl<'a> Paths<'a> {
     /// AR-Topk before its allreduce: VAR's norms, then the indices from the selected rank.
     fn select(&self, strategy: &Strategy, index_bytes: f64) -> Terms {
         let norms = match strategy.selection() {
-            Some(Selection::Var) => self.allgather(VAR_BYTES),
+            Some(Selection::Var) => *self.norms.get_or_init(|| self.allgather(VAR_BYTES)),
             _ => Terms::default(),
         };
         norms.then(self.broadcast(index_bytes))
@@ -174,8 +160,10 @@ impl<'a> Paths<'a> {
 
     /// `bytes` of every rank, added up as the collective does.
     pub fn allreduce(&self, collective: Collective, bytes: f64) -> Terms {
-        match &*self.allreduces[collective as usize] {
-            Model::Closed(net) => closed(*net, bytes, collectives::allreduce(collective)),
+        let by = collectives::allreduce(collective);
+        let is_ring = std::ptr::eq(by, collectives::allreduce(Collective::DenseRing));
+        match if is_ring { &self.ring } else { &self.tree } {
+            Model::Closed(net) => closed(*net, bytes, by),
             Model::Simulated { schedule, alpha_s } => {
                 self.simulated(schedule, *alpha_s, bytes / f64::from(schedule.chunks))
             }
@@ -185,6 +173,10 @@ impl<'a> Paths<'a> {
     /// Each rank's `bytes` to every rank.
     pub fn allgather(&self, bytes: f64) -> Terms {
         match &self.allgather {
+            Model::Closed(net) if gathers_by_ring(net.n) => {
+                let hops = net.n as f64 - 1.0;
+                Terms { alpha_s: hops * net.alpha, beta_s: hops * bytes * net.beta }
+            }
             Model::Closed(net) => split(*net, bytes, cost::allgather),
             Model::Simulated { schedule, alpha_s } => self.simulated(schedule, *alpha_s, bytes),
         }
@@ -217,13 +209,20 @@ impl<'a> Paths<'a> {
     }
 }
 
+type Made = Result<Schedule, GenerateError>;
+
+/// Whether what so many ranks gather goes around a ring and not by doubling.
+fn gathers_by_ring(ranks: usize) -> bool {
+    !ranks.is_power_of_two()
+}
+
 fn simulated(schedule: Schedule, links: &LinkMatrix) -> Model {
     let alpha_s = time(&schedule, links, 0.0);
     Model::Simulated { schedule, alpha_s }
 }
 
-/// The slowest latency and bandwidth, that divided by how many ranks of a node send to others at once: around a ring in the order of ranks, and
-/// at most.
+/// The slowest latency and the slowest bandwidth, which is divided by how many ranks of a node send to others at once: first around a ring in
+/// the order of ranks, then at most.
 fn bounds(links: &LinkMatrix) -> (Net, Net) {
     let (n, worst) = (links.ranks(), links.worst());
     let at_once = |sends: &dyn Fn(usize) -> bool| {
@@ -329,6 +328,8 @@ mod tests {
             let total = |links| Paths::new(links).allreduce(*collective, 1e6).total();
             assert!(total(&above) >= total(&below), "{collective}");
         }
+        let gathered = |n| Paths::new(&uneven(n)).allgather(1e3).total();
+        assert!(gathered(n + 1) >= gathered(n - 1), "around a ring, simulated and by the closed form");
     }
 
     /// Two nodes of two ranks each: a ring in order of nodes leaves each node once, one in turns twice; of what is gathered by doubling
@@ -388,7 +389,7 @@ mod tests {
             let n = 1usize << log;
             let links = matrix(n, &[(alpha, bandwidth)]);
             let closed = Paths::new(&links);
-            let simulated = Paths::by(&links, MAX_ROOTS, |_, schedule| simulated(schedule().unwrap(), &links));
+            let simulated = Paths::with(&links, MAX_ROOTS, |_, schedule| simulated(schedule(n as u32).unwrap(), &links));
             prop_assert!(matches!(closed.allgather, Model::Closed(_)));
             let all = |p: &Paths| {
                 let sums = Collective::ALL.iter().map(|collective| p.allreduce(*collective, bytes));

@@ -15,7 +15,7 @@ fn seconds(s: f64) -> Seconds {
 }
 
 /// A job of ResNet50's size that has run for two minutes.
-fn job(ranks: u32, buckets: u32, compressors: &[&str]) -> (Snapshot, Timestamp) {
+fn job((ranks, per_node): (u32, u32), buckets: u32, compressors: &[&str]) -> (Snapshot, Timestamp) {
     let mut s = Snapshot::new(JobId::new("bench").expect("a name"), ranks, 25_560_000);
     s.compute = Some(seconds(0.05));
     s.buckets = vec![s.gradient_values / u64::from(buckets); buckets as usize];
@@ -27,11 +27,13 @@ fn job(ranks: u32, buckets: u32, compressors: &[&str]) -> (Snapshot, Timestamp) 
     let link =
         |i: usize, j: usize| Link::new(1e-3 * (1.0 + ((i * 7 + j * 3) % 8) as f64 / 10.0), 1e9).expect("a valid link");
     let matrix = LinkMatrix::from_fn(ranks as usize, link).expect("a valid size");
+    let matrix = matrix.on_nodes((0..ranks).map(|rank| rank / per_node).collect()).expect("a node of each");
+    let (matrix, nodes) = (matrix.with_local_links(), ranks / per_node);
     let (mut now, mut rng) = (Timestamp(1_000_000_000), ChaCha8Rng::seed_from_u64(1));
     for look in 0..120u32 {
         now = now.plus(seconds(1.0));
-        let (from, to) = (look % ranks, (look + 1) % ranks);
-        let bandwidth = matrix.get(from as usize, to as usize).bandwidth;
+        let (from, to) = (look % nodes, (look + 1) % nodes);
+        let bandwidth = matrix.get((from * per_node) as usize, (to * per_node) as usize).bandwidth;
         let test = LinkTest { from, to, bandwidth, is_lower_bound: false, at: now };
         let age = seconds(0.5);
         s.links = Some(Links {
@@ -68,15 +70,16 @@ fn decisions(c: &mut Criterion) {
         ["topk", "lwtopk", "mstopk", "fp16", "powersgd(rank=1)", "powersgd(rank=4)", "qsgd(s=7,norm=max)", "eightbit"];
     let named: Vec<&str> = COMPRESSORS.iter().flat_map(|compressor| compressor.candidates).copied().collect();
     // Of one bucket there is nothing to search.
-    for (ranks, buckets, compressors) in [
-        (8, 1, &few[..]),
-        (8, 1, &many[..]),
-        (8, 10, &few[..]),
-        (8, 10, &many[..]),
-        (32, 10, &many[..]),
-        (8, 60, &named),
+    for (ranks, per_node, buckets, compressors) in [
+        (8, 1, 1, &few[..]),
+        (8, 1, 1, &many[..]),
+        (8, 1, 10, &few[..]),
+        (8, 1, 10, &many[..]),
+        (32, 1, 10, &many[..]),
+        (8, 1, 60, &named),
+        (512, 8, 10, &many[..]),
     ] {
-        let (s, now) = job(ranks, buckets, compressors);
+        let (s, now) = job((ranks, per_node), buckets, compressors);
         let candidates = s.space().strategies().len();
         c.bench_function(&format!("{candidates} candidates, {ranks} ranks, {buckets} buckets"), |b| {
             b.iter(|| decide(black_box(&s), now, &mut ChaCha8Rng::seed_from_u64(1)));

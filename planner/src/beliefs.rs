@@ -280,13 +280,11 @@ impl Beliefs {
     /// The optimizer's problem over links of the latencies that are measured and the bandwidths that are believed.
     fn problem(&mut self, s: &Snapshot) -> Option<Problem> {
         let measured = &s.links.as_ref()?.matrix;
-        let links = measured.clone().with(|from, to, link| {
-            let (from, to) = (measured.node(from) as u32, measured.node(to) as u32);
-            if from == to {
-                return link;
-            }
-            Link::new(link.alpha.get(), 8.0 / self.exchange.beta(from, to)).unwrap_or(link)
-        });
+        let beta = self.exchange.betas(measured.ranks());
+        let believed = |from, to, link: Link| {
+            Link::new(link.alpha.get(), 8.0 / beta(measured.node(from), measured.node(to))).unwrap_or(link)
+        };
+        let links = measured.clone().with(believed).with_local_links();
         Some(s.problem(&links, BTreeMap::new()))
     }
 

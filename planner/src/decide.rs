@@ -8,7 +8,7 @@ use crate::{
     trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
-use flexcomm_estimation::{LOWER_BOUND_SD, TEST_SD, TEST_TELLS_S};
+use flexcomm_estimation::{TEST_TELLS_S, test_sd};
 use flexcomm_optimizer::{Evaluated, Solver, pareto};
 use rand::RngCore;
 
@@ -270,8 +270,9 @@ impl<'a> Call<'a> {
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
             self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
-            let sd = self.test_sd();
-            self.test_worth = self.knowing(current, |scores| scores.of_measuring(&prices.bandwidth, sd));
+            let mut tests = self.s.links.iter().flat_map(|links| &links.tests);
+            let sd = test_sd(tests.all(|test| test.is_lower_bound));
+            self.test_worth = self.knowing(current, |scores| scores.of_sample_information(&prices.bandwidth, sd));
         }
     }
 
@@ -476,7 +477,7 @@ impl<'a> Call<'a> {
         if self.memory.beliefs.network_suspected() || !trial::may_ask(s, &self.memory, self.now, rng) {
             return;
         }
-        let worth_s = self.knowing(current, |scores| scores.of_all()) * self.horizon_s();
+        let worth_s = self.knowing(current, |scores| scores.of_perfect_information()) * self.horizon_s();
         let why = format!("it costs less than the {} that knowing the best candidate saves", words::time(worth_s));
         let Some((request, cost_s)) = trial::request(s, &self.all, why) else { return };
         if worth_s < trial::WORTH * cost_s || cost_s <= 0.0 {
@@ -485,12 +486,6 @@ impl<'a> Call<'a> {
         self.memory.trial.asked_at = Some(self.now);
         self.memory.trial.pending = true;
         self.trial = Some(request);
-    }
-
-    /// How exact the next throughput test is expected to be: as the newest ones.
-    fn test_sd(&self) -> f64 {
-        let mut tests = self.s.links.iter().flat_map(|links| &links.tests);
-        if tests.any(|test| !test.is_lower_bound) { TEST_SD } else { LOWER_BOUND_SD }
     }
 
     /// What knowing more saves, as a share of what the strategy in force takes.
@@ -620,8 +615,8 @@ impl<'a> Call<'a> {
             left_out: self.s.all_left_out(),
             trial: self.asked(),
             horizon_s: self.horizon_s(),
-            // Where nothing is applied, or something is pinned, knowing more saves nothing.
-            test_worth_s: match self.pin.is_some() || self.s.policy.observe {
+            // Where the choice does not depend on what is known, knowing more saves nothing.
+            test_worth_s: match self.pin.is_some() || self.s.policy.observe || self.memory.loss_limit.is_some() {
                 true => 0.0,
                 false => self.test_worth * self.horizon_s().min(TEST_TELLS_S),
             },

@@ -4,14 +4,13 @@ use crate::beliefs::Priced;
 
 /// Parts of equal probability that the range of a quantity is divided into.
 const PARTS: usize = 16;
-/// Orders of the samples that have nothing to do with the quantity.
-const CHANCES: usize = 8;
 
 /// Scores of the candidates that may be chosen, by candidate and sample.
 pub(crate) struct Scores<'a> {
     of: Vec<&'a [f64]>,
     means: Vec<f64>,
-    least: f64,
+    /// The best in the mean.
+    best: usize,
 }
 
 impl<'a> Scores<'a> {
@@ -22,72 +21,67 @@ impl<'a> Scores<'a> {
     }
 
     fn of(of: Vec<&'a [f64]>, means: Vec<f64>) -> Option<Self> {
-        let least = means.iter().copied().reduce(f64::min)?;
-        Some(Self { of, means, least })
+        let best = least(0..means.len(), |x| means[x])?;
+        Some(Self { of, means, best })
     }
 
     /// What the best in the mean takes.
     pub(crate) fn least(&self) -> f64 {
-        self.least
+        self.means[self.best]
     }
 
     /// Of perfect information: what choosing by the samples' own best saves over the best in the mean.
-    pub(crate) fn of_all(&self) -> f64 {
-        let samples = self.of[0].len();
+    pub(crate) fn of_perfect_information(&self) -> f64 {
+        let samples = self.of[self.best].len();
         let best = |k: usize| self.of.iter().map(|scores| scores[k]).fold(f64::INFINITY, f64::min);
-        self.least - (0..samples).map(best).sum::<f64>() / samples as f64
+        self.least() - (0..samples).map(best).sum::<f64>() / samples as f64
     }
 
-    /// Of one measurement of a quantity, given its samples and the measurement's standard deviation. Scores are averaged over samples of
-    /// about the same value; of what these means differ by the measurement resolves the share that the quantity's doubt has in its own and
-    /// the measurement's. Means of so few samples differ by chance, too: what is left of the scores without them, in orders that have
-    /// nothing to do with the quantity, tells how much that is at most.
-    pub(crate) fn of_measuring(&self, quantity: &[f64], sd: f64) -> f64 {
-        let count = quantity.len();
-        let mean = quantity.iter().sum::<f64>() / count as f64;
-        let own_sd = (quantity.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64).sqrt();
+    /// Of one measurement of a quantity, given its samples and the measurement's standard deviation. Samples of about the same value are one
+    /// part; a candidate is chosen by its mean over one half of a part, and what it saves is its mean over the other half, since the least of
+    /// several means is below what its candidate takes. Of what means of parts differ from those of all samples the measurement resolves the
+    /// share that the quantity's doubt has in its own and the measurement's.
+    pub(crate) fn of_sample_information(&self, quantity: &[f64], sd: f64) -> f64 {
+        let count = quantity.len() as f64;
+        let mean = quantity.iter().sum::<f64>() / count;
+        let own_sd = (quantity.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count).sqrt();
         let resolved = own_sd / own_sd.hypot(sd).max(f64::MIN_POSITIVE);
-        let mut order: Vec<usize> = (0..count).collect();
+        let mut order: Vec<usize> = (0..quantity.len()).collect();
         order.sort_by(|a, b| quantity[*a].total_cmp(&quantity[*b]));
-        let saves = self.of_parts(&order, resolved);
-        if saves <= 0.0 {
+        let saves = |part: &[usize]| {
+            let half = |i: usize| part.iter().skip(i).step_by(2).copied();
+            let [first, second] = [half(0), half(1)];
+            part.len() as f64
+                * 0.5
+                * (self.saves(first.clone(), second.clone(), resolved) + self.saves(second, first, resolved))
+        };
+        let parts = order.chunks(order.len().div_ceil(PARTS).max(2));
+        (parts.map(saves).sum::<f64>() / count).max(0.0)
+    }
+
+    /// What the best over some samples saves in the mean over others.
+    fn saves(
+        &self,
+        chosen: impl ExactSizeIterator<Item = usize> + Clone,
+        judged: impl ExactSizeIterator<Item = usize> + Clone,
+        resolved: f64,
+    ) -> f64 {
+        if judged.len() == 0 {
             return 0.0;
         }
-        let left: Vec<Vec<f64>> = self.of.iter().zip(&self.means).map(|(of, mean)| left(of, *mean, &order)).collect();
-        let left =
-            Scores { of: left.iter().map(Vec::as_slice).collect(), means: self.means.clone(), least: self.least };
-        // Samples are independent: those a stride apart are as good as any. An odd stride visits each of 2^n samples once.
-        let stride = |i: usize| (0..count).map(|k| k * (2 * i + 1) % count).collect::<Vec<_>>();
-        let by_chance = (0..CHANCES).map(|i| left.of_parts(&stride(i), resolved)).fold(0.0, f64::max);
-        (saves - by_chance).max(0.0)
-    }
-
-    /// What choosing by the best of each part of an order saves.
-    fn of_parts(&self, order: &[usize], resolved: f64) -> f64 {
-        let best = |part: &[usize]| {
-            let expected = |(scores, mean): (&&[f64], &f64)| mean + resolved * (part_mean(scores, part) - mean);
-            part.len() as f64 * self.of.iter().zip(&self.means).map(expected).fold(f64::INFINITY, f64::min)
+        let expected = |x: usize, samples: &mut dyn ExactSizeIterator<Item = usize>| {
+            let count = samples.len() as f64;
+            let mean = samples.map(|k| self.of[x][k]).sum::<f64>() / count;
+            self.means[x] + resolved * (mean - self.means[x])
         };
-        self.least - parts(order).map(best).sum::<f64>() / order.len() as f64
+        let choice = least(0..self.of.len(), |x| expected(x, &mut chosen.clone())).unwrap_or(self.best);
+        expected(self.best, &mut judged.clone()) - expected(choice, &mut judged.clone())
     }
 }
 
-fn parts(order: &[usize]) -> impl Iterator<Item = &[usize]> {
-    order.chunks(order.len().div_ceil(PARTS).max(1))
-}
-
-fn part_mean(scores: &[f64], part: &[usize]) -> f64 {
-    part.iter().map(|k| scores[*k]).sum::<f64>() / part.len() as f64
-}
-
-/// Scores with the mean over all in place of each part's.
-fn left(scores: &[f64], mean: f64, order: &[usize]) -> Vec<f64> {
-    let mut left = scores.to_vec();
-    for part in parts(order) {
-        let differs = part_mean(scores, part) - mean;
-        part.iter().for_each(|k| left[*k] -= differs);
-    }
-    left
+/// Of which candidate that is the least.
+fn least(of: impl Iterator<Item = usize>, by: impl Fn(usize) -> f64) -> Option<usize> {
+    of.map(|x| (x, by(x))).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(x, _)| x)
 }
 
 #[cfg(test)]
@@ -112,37 +106,41 @@ mod tests {
         let scores = scores(&both);
         // E max(0, -x) of a standard normal distribution.
         let all = (2.0 * std::f64::consts::PI).sqrt().recip();
-        assert!((scores.of_all() / all - 1.0).abs() < 0.05, "{}", scores.of_all());
-        let known = scores.of_measuring(x, 0.0);
+        assert!((scores.of_perfect_information() / all - 1.0).abs() < 0.05, "{}", scores.of_perfect_information());
+        let known = scores.of_sample_information(x, 0.0);
         assert!((0.75..=1.0).contains(&(known / all)), "{known} of {all}");
-        let vaguely = scores.of_measuring(x, 1.0);
+        let vaguely = scores.of_sample_information(x, 1.0);
         assert!((0.5..0.8).contains(&(vaguely / known)), "resolves 0.7 of it: {vaguely} of {known}");
     }
 
-    /// Twenty candidates within two percent, each with noise of its own.
+    /// Twenty candidates within two percent, each with noise of its own by which it is multiplied.
     fn alike(of: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
-        let noise = |i: usize, k: usize| 0.07 * Draws::shared().row(1 + i)[k];
-        (0..20).map(|i| (0..256).map(|k| 1.0 + 0.001 * i as f64 + noise(i, k) + of(i, k)).collect()).collect()
+        let noise = |i: usize, k: usize| (0.07 * Draws::shared().row(1 + i)[k]).exp();
+        (0..20).map(|i| (0..256).map(|k| (1.0 + 0.001 * i as f64) * noise(i, k) * of(i, k)).collect()).collect()
     }
 
     #[test]
     fn what_has_nothing_to_do_with_it_is_worth_next_to_nothing() {
-        let quantities = || (100..140).map(|row| Draws::shared().row(row));
-        let all = alike(|_, _| 0.0);
-        let worth: Vec<f64> = quantities().map(|x| scores(&all).of_measuring(x, 0.0)).collect();
-        let seen = worth.iter().filter(|worth| **worth > 0.002).count();
-        assert!(seen <= 8 && worth.iter().all(|worth| *worth < 0.01), "{worth:?}");
+        let all = alike(|_, _| 1.0);
+        let quantities = (100..140).map(|row| Draws::shared().row(row));
+        let worth: Vec<f64> = quantities.map(|x| scores(&all).of_sample_information(x, 0.0)).collect();
+        let seen = worth.iter().filter(|worth| **worth > 0.003).count();
+        assert!(seen <= 4 && worth.iter().all(|worth| *worth < 0.01), "{worth:?}");
         let first_is_best = vec![vec![1.0; 256], Draws::shared().row(0).iter().map(|x| 10.0 + x).collect()];
-        assert_eq!(scores(&first_is_best).of_measuring(Draws::shared().row(0), 0.0), 0.0);
+        assert_eq!(scores(&first_is_best).of_sample_information(Draws::shared().row(0), 0.0), 0.0);
     }
 
-    /// What it decides is seen among as many that do not hang on it.
+    /// Right after a change a bandwidth may be anything in some decades, and what a step takes with it.
     #[test]
     fn what_decides_is_seen_among_many() {
         let x = Draws::shared().row(0);
-        let all = alike(|i, k| if i % 2 == 0 { 0.1 * x[k] } else { -0.1 * x[k] });
-        let worth = scores(&all).of_measuring(x, 0.0);
-        // E max(0.1 |x|).
-        assert!((0.05..0.11).contains(&worth), "{worth}");
+        let all = alike(|i, k| (if i % 2 == 0 { 0.1 } else { -0.1 } * x[k]).exp());
+        let few = scores(&all).of_sample_information(x, 0.0);
+        // E 0.1 |x| = 0.08.
+        assert!((0.06..0.1).contains(&few), "{few}");
+        let all = alike(|i, k| 1.0 + 0.1 * (2.0 * x[k]).exp() / (1.0 + i as f64) + 0.02 * i as f64);
+        let (perfect, many) =
+            (scores(&all).of_perfect_information(), scores(&all).of_sample_information(x, 0.38 / 2.0));
+        assert!(many > 0.2 * perfect && many <= perfect, "{many} of {perfect}");
     }
 }

@@ -161,8 +161,8 @@ pub struct Report {
     /// end.
     #[serde(default)]
     pub horizon_s: f64,
-    /// What another throughput test is expected to save until then or until what it tells is over, seconds: by what it tells of bandwidths another plan may be best. 0 where
-    /// nothing is compared, what runs is pinned, or the policy only observes.
+    /// Seconds that one more throughput test is expected to save within the horizon, at most 156 s of it. 0 where nothing is compared, what
+    /// runs is pinned, the policy only observes, or dense runs since the loss rose.
     #[serde(default)]
     pub test_worth_s: f64,
 }

@@ -99,8 +99,10 @@ impl Shared {
             if deviates {
                 self.deviating.insert(pair.clone());
             }
-            let most_s = self.worth_s.entry(pair).or_default();
-            *most_s = most_s.max(worth_s);
+            if worth_s > 0.0 {
+                let most_s = self.worth_s.entry(pair).or_default();
+                *most_s = most_s.max(worth_s);
+            }
         }
     }
 }

@@ -347,6 +347,28 @@ fn a_node_with_many_peers_is_not_tested_more_often() {
     assert!(two >= 4 && nine <= two + 1, "{two} of two nodes, {nine} of nine");
 }
 
+/// A peer outside the job that cannot be measured is tried every ten seconds: the job's own link is tested as seldom as without it.
+#[test]
+fn tests_with_other_nodes_do_not_count_for_a_job() {
+    let tests = |nodes: usize| {
+        let (live, mut s) = (names(nodes), scheduler());
+        let own = Pair::new(&live[0], &live[1]);
+        let mut known = all(&live, Known { bandwidth_bps: None, ..link(1e9) });
+        known.insert(own.clone(), Known { worth_s: 0.5, ..link(1e9) });
+        let mut of_job = 0;
+        for second in 0..120 {
+            let full = ShareAccount::restored(60.0, at(second * 1000).seconds());
+            s.accounts.values_mut().for_each(|entry| entry.account = full);
+            s.tick(at(second * 1000), &live, &known, 0.0);
+            of_job += s.active.iter().filter(|a| Pair::new(&a.from, &a.grant.peer) == own).count();
+            end_all(&mut s, 1e9);
+        }
+        of_job
+    };
+    let (alone, beside) = (tests(2), tests(3));
+    assert!(alone >= 8 && beside <= alone, "{alone} alone, {beside} beside another node");
+}
+
 /// A burst of urgent tests leaves a debt that takes minutes to pay. What a job's decisions rest on does not wait for that.
 #[test]
 fn what_is_worth_it_does_not_wait_for_the_debts_of_suspect_links() {

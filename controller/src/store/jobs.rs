@@ -431,6 +431,19 @@ mod tests {
         assert_eq!(remembered(&begin("l", 3, 4).await).await, (None, Some((some(), false))), "another size");
         assert_eq!(remembered(&begin("j", 3, 5).await).await, none, "a run of another size");
         assert_eq!(remembered(&begin("m", 2, 6).await).await, none, "and with it what was remembered");
+        for (name, world) in [("a", 5), ("b", 5), ("c", 6), ("d", 6)] {
+            let job = begin(name, world, 10 + u64::from(name.as_bytes()[0])).await;
+            store.put_planner_memory(&job, &format!("[\"{name}\"]")).await.unwrap();
+        }
+        let other = async |name: &str, world: u32| remembered(&begin(name, world, 1000).await).await.1.unwrap();
+        let is = |name: &str, is_like: bool| (format!("[\"{name}\"]"), is_like);
+        assert_eq!(other("e", 5).await, is("b", true), "the newest that is like it");
+        assert_eq!(other("f", 9).await, is("d", false), "the newest");
+        let ran = "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, measured_sync_us, measured_step_us, settled)
+            SELECT job, 0, 'none/dense-ring', 0, 9, 1, 1.0, 1.0, 1 FROM jobs WHERE job = 'a' OR job = 'c'";
+        store.write.execute(Tables::ALL, sql!("write", ran)).await.unwrap();
+        assert_eq!(other("e", 5).await, is("a", true), "of those that have run");
+        assert_eq!(other("f", 9).await, is("c", false));
     }
 
     /// The loop reads a run, works for a while, and writes: whatever began meanwhile keeps its own.

@@ -18,7 +18,7 @@ fn sparse() -> Strategy {
 
 /// Eight latencies, and a share of the bytes by the bandwidth that is believed of one link.
 fn path(exchange: &mut Exchange, share: f64) -> CriticalPath {
-    CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.beta(0, 1), common: exchange.common() }
+    CriticalPath { alpha_s: 8e-3, beta_s: share * BYTES * exchange.betas(2)(0, 1), common: exchange.common() }
 }
 
 fn seen(seconds: f64) -> Seen {
@@ -174,10 +174,10 @@ fn one_test_tells_of_all_links_after_a_change_and_a_slow_node_stays_slow() {
         let (from, to) = (second % 4, (second + 1) % 4);
         exchange.test((from, to), if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA }, false);
     }
-    let ratio = |exchange: &mut Exchange| exchange.beta(3, 1) / exchange.beta(0, 1);
+    let ratio = |exchange: &mut Exchange| exchange.betas(4)(3, 1) / exchange.betas(4)(0, 1);
     assert!((3.0..4.5).contains(&ratio(&mut exchange)), "{}", ratio(&mut exchange));
     assert!(exchange.test((0, 1), 20.0 * GIGABIT_BETA, false));
-    let other = exchange.beta(2, 1) / (20.0 * GIGABIT_BETA);
+    let other = exchange.betas(4)(2, 1) / (20.0 * GIGABIT_BETA);
     assert!((0.6..1.6).contains(&other), "{other}");
     assert!((3.0..4.5).contains(&ratio(&mut exchange)));
 }
@@ -189,7 +189,7 @@ fn a_lower_bound_is_news_only_where_it_is_faster_than_believed() {
         let before = exchange.common();
         for second in 0..200 {
             exchange.widen(1.0);
-            let beta = exchange.beta(second % 4, (second + 1) % 4);
+            let beta = exchange.betas(4)(second as usize % 4, (second as usize + 1) % 4);
             assert!(!exchange.test((second % 4, (second + 1) % 4), slower * beta, true));
         }
         assert!((exchange.common() / before - 1.0).abs() < 0.01, "{slower}: {} {before}", exchange.common());
