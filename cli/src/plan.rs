@@ -44,15 +44,16 @@ pub struct Args {
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), required_unless_present = "links")]
     workers: Option<u32>,
 
-    /// Workers on each node, in order: they share its NIC, and --latency and --bandwidth are of the links between nodes.
+    /// Workers on each node, in order: they share its NIC, and their own links have 20 us and 20 Gbit/s, or as much as those between nodes where
+    /// that is faster.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), default_value_t = 1, conflicts_with = "links")]
     per_node: u32,
 
-    /// One-way latency of every link (ns, us, ms, s), for example 1ms.
+    /// One-way latency of every link between nodes (ns, us, ms, s), for example 1ms.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse::<Seconds>, required_unless_present = "links", conflicts_with = "links")]
     latency: Option<Seconds>,
 
-    /// Bandwidth of every link (kbit, mbit, gbit), for example 10gbit.
+    /// Bandwidth of every link between nodes (kbit, mbit, gbit), for example 10gbit.
     #[arg(long, value_name = "RATE", allow_hyphen_values = true, value_parser = parse::<Bandwidth>, required_unless_present = "links", conflicts_with = "links")]
     bandwidth: Option<Bandwidth>,
 
@@ -447,6 +448,13 @@ impl Plan {
                 "how much is sent depends on the values, and the most that it may be is priced, of {}",
                 bounded.join(", ")
             ));
+        }
+        if args.per_node > 1 {
+            assumed.push("links within a node: 20 us and 20 Gbit/s, or as fast as between nodes".into());
+        }
+        if args.per_node > 1 && problem.links.ranks().is_power_of_two() {
+            let why = "what is gathered goes by recursive doubling, as in the lab; Gloo and NCCL gather around a ring, which crosses a NIC once";
+            assumed.push(why.into());
         }
         if problem.links.ranks() == 1 {
             assumed.push("one worker has nobody to send to: only dense is listed".into());

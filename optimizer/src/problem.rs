@@ -211,7 +211,11 @@ pub struct Evaluator<'a> {
 impl<'a> Evaluator<'a> {
     /// Prepares.
     pub fn new(problem: &'a Problem) -> Self {
-        Self { problem, paths: Paths::new(&problem.links), prior: Profile::prior(problem.values) }
+        Self {
+            problem,
+            paths: Paths::of_backend(&problem.links, &problem.backend),
+            prior: Profile::prior(problem.values),
+        }
     }
 
     /// Predicts one strategy's objectives.

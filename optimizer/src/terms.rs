@@ -4,13 +4,14 @@
 //! | strategy | phases |
 //! |---|---|
 //! | allreduces (dense-ring, dense-tree) | the schedule of [`collectives::allreduce`] over 4·n bytes, or what a codec's messages add up to |
-//! | allgather | recursive doubling when N is a power of two, else ring; each rank's (index, value) pairs |
+//! | allgather | each rank's (index, value) pairs: recursive doubling in the lab where N is a power of two, else ring, as Gloo and NCCL do |
 //! | AR-Topk (art-ring, art-tree) | VAR: allgather of 4 bytes; binomial broadcast of the indices from the selected rank; the allreduce of the values |
 //!
 //! Equal links, no shared NICs and N a power of two: the closed forms, of allgather and broadcast those of [`crate::cost`] and of an
 //! allreduce what its schedule says, which are exact there. Otherwise the schedules are simulated. Of rings of more than
-//! [`MAX_RING_RANKS`], and of more ranks than schedules are made for, the closed forms stand in, over the slowest latency and the slowest
-//! bandwidth, divided by how many ranks of a node send to others at once: an upper bound.
+//! [`MAX_RING_RANKS`], and of more ranks than schedules are made for, the closed forms stand in: of a ring over the mean latency around it, which
+//! is what each message meets in turn, of others over the slowest; over the slowest bandwidth, divided by how many ranks of a node send to
+//! others at once.
 
 use crate::cost::{self, Net};
 use flexcomm_collectives::{self as collectives, Allreduce, GenerateError, Schedule};
@@ -80,6 +81,8 @@ pub struct Paths<'a> {
     ring: Model,
     tree: Model,
     allgather: Model,
+    /// Whether what is gathered goes around a ring and not by doubling.
+    gathers_by_ring: bool,
     /// From some roots.
     broadcasts: Vec<Model>,
     /// Broadcasts timed before: art-ring and art-tree send the same indices.
@@ -99,36 +102,52 @@ enum Model {
     },
 }
 
+/// The backend of the lab's workers.
+const LAB: &str = "lab-tcp";
+
 /// Most sizes of broadcasts that are remembered: more than a space has ratios.
 const MAX_KNOWN: usize = 128;
 
 impl<'a> Paths<'a> {
-    /// Chooses a model of each schedule over these links.
+    /// Chooses a model of each schedule over these links, as the lab's workers run them.
     pub fn new(links: &'a LinkMatrix) -> Self {
+        Self::of_backend(links, LAB)
+    }
+
+    /// As a job's backend runs them; without a name, as the lab's.
+    pub fn of_backend(links: &'a LinkMatrix, backend: &str) -> Self {
         let n = links.ranks();
+        let gathers_by_ring = !n.is_power_of_two() || !matches!(backend, "" | LAB);
         let equal = equal_links(links).filter(|_| !links.is_shared());
         if n.is_power_of_two()
             && let Some(link) = equal
         {
             let net = Net { alpha: link.alpha.get(), beta: link.bandwidth.beta(), n };
-            return Self::with(links, 1, |_, _| Model::Closed(net));
+            return Self::with((links, gathers_by_ring), 1, |_, _| Model::Closed(net));
         }
-        let (ring, other) = bounds(links);
-        Self::with(links, if equal.is_some() { 1 } else { MAX_ROOTS }, |is_ring, schedule| match is_ring {
-            true if n > MAX_RING_RANKS => Model::Closed(ring),
-            _ => schedule(n as u32).map_or(Model::Closed(other), |schedule| simulated(schedule, links)),
+        let bounds = Bounds::of(links);
+        Self::with((links, gathers_by_ring), if equal.is_some() { 1 } else { MAX_ROOTS }, |kind, schedule| match kind {
+            Kind::Ring if n > MAX_RING_RANKS => Model::Closed(bounds.net(kind)),
+            _ => schedule(n as u32).map_or(Model::Closed(bounds.net(kind)), |schedule| simulated(schedule, links)),
         })
     }
 
-    /// The model of each schedule, by whether it is a ring.
-    fn with(links: &'a LinkMatrix, roots: usize, model: impl Fn(bool, &dyn Fn(u32) -> Made) -> Model) -> Self {
+    fn with(
+        (links, gathers_by_ring): (&'a LinkMatrix, bool),
+        roots: usize,
+        model: impl Fn(Kind, &dyn Fn(u32) -> Made) -> Model,
+    ) -> Self {
         let roots = roots.min(links.ranks()) as u32;
-        let broadcast = |i: u32| model(false, &|n| collectives::binomial_broadcast(n, Rank(i * n / roots)));
+        let broadcast = |i: u32| model(Kind::Tree, &|n| collectives::binomial_broadcast(n, Rank(i * n / roots)));
         Self {
             links,
-            ring: model(true, &collectives::ring_allreduce),
-            tree: model(false, &collectives::tree_allreduce),
-            allgather: model(gathers_by_ring(links.ranks()), &collectives::allgather),
+            ring: model(Kind::Ring, &collectives::ring_allreduce),
+            tree: model(Kind::Tree, &collectives::tree_allreduce),
+            allgather: match gathers_by_ring {
+                true => model(Kind::Ring, &collectives::ring_allgather),
+                false => model(Kind::Doubling, &collectives::doubling_allgather),
+            },
+            gathers_by_ring,
             broadcasts: (0..roots).map(broadcast).collect(),
             known: RefCell::default(),
             norms: OnceCell::new(),
@@ -173,7 +192,7 @@ impl<'a> Paths<'a> {
     /// Each rank's `bytes` to every rank.
     pub fn allgather(&self, bytes: f64) -> Terms {
         match &self.allgather {
-            Model::Closed(net) if gathers_by_ring(net.n) => {
+            Model::Closed(net) if self.gathers_by_ring => {
                 let hops = net.n as f64 - 1.0;
                 Terms { alpha_s: hops * net.alpha, beta_s: hops * bytes * net.beta }
             }
@@ -211,9 +230,15 @@ impl<'a> Paths<'a> {
 
 type Made = Result<Schedule, GenerateError>;
 
-/// Whether what so many ranks gather goes around a ring and not by doubling.
-fn gathers_by_ring(ranks: usize) -> bool {
-    !ranks.is_power_of_two()
+/// Which ranks of a schedule send at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Each to the next.
+    Ring,
+    /// In each round half of them or fewer, to ranks that are as far away.
+    Tree,
+    /// All, to ranks that are as far away.
+    Doubling,
 }
 
 fn simulated(schedule: Schedule, links: &LinkMatrix) -> Model {
@@ -221,18 +246,45 @@ fn simulated(schedule: Schedule, links: &LinkMatrix) -> Model {
     Model::Simulated { schedule, alpha_s }
 }
 
-/// The slowest latency and the slowest bandwidth, which is divided by how many ranks of a node send to others at once: first around a ring in
-/// the order of ranks, then at most.
-fn bounds(links: &LinkMatrix) -> (Net, Net) {
-    let (n, worst) = (links.ranks(), links.worst());
-    let at_once = |sends: &dyn Fn(usize) -> bool| {
-        let mut senders = vec![0_u32; n];
-        (0..n).filter(|rank| sends(*rank)).for_each(|rank| senders[links.node(rank)] += 1);
-        senders.into_iter().fold(1, u32::max)
-    };
-    let net = |ranks: u32| Net { alpha: worst.alpha.get(), beta: f64::from(ranks) * worst.bandwidth.beta(), n };
-    let leaves_node = |rank: usize| links.node(rank) != links.node((rank + 1) % n);
-    (net(at_once(&leaves_node)), net(at_once(&|_| true)))
+/// What closed forms are over where links differ or NICs are shared.
+struct Bounds {
+    ranks: usize,
+    /// The mean latency around the ring, and the slowest of all.
+    alpha: [f64; 2],
+    /// Of the slowest link.
+    beta: f64,
+    /// How many ranks of a node send to others at once: around the ring, and if all do.
+    at_once: [u32; 2],
+}
+
+impl Bounds {
+    fn of(links: &LinkMatrix) -> Self {
+        let (ranks, worst) = (links.ranks(), links.worst());
+        let next = |rank: usize| (rank + 1) % ranks;
+        let at_once = |sends: &dyn Fn(usize) -> bool| {
+            let mut senders = vec![0_u32; ranks];
+            (0..ranks).filter(|rank| sends(*rank)).for_each(|rank| senders[links.node(rank)] += 1);
+            senders.into_iter().fold(1, u32::max)
+        };
+        let around = (0..ranks).map(|rank| links.get(rank, next(rank)).alpha.get()).sum::<f64>();
+        Self {
+            ranks,
+            alpha: [around / ranks as f64, worst.alpha.get()],
+            beta: worst.bandwidth.beta(),
+            at_once: [at_once(&|rank| links.node(rank) != links.node(next(rank))), at_once(&|_| true)],
+        }
+    }
+
+    fn net(&self, kind: Kind) -> Net {
+        let [around, all] = self.at_once;
+        let (alpha, at_once) = match kind {
+            Kind::Ring => (self.alpha[0], around),
+            // Where ranks are in the order of nodes, a tree leaves a node at one rank, or at two where its root is not the first of a node.
+            Kind::Tree if around == 1 => (self.alpha[1], all.min(2)),
+            Kind::Tree | Kind::Doubling => (self.alpha[1], all),
+        };
+        Net { alpha, beta: f64::from(at_once) * self.beta, n: self.ranks }
+    }
 }
 
 /// Of ranks that start together. NaN when the size of a chunk is not a number: the caller's range check names it.
@@ -320,16 +372,18 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_are_bounded_from_above() {
+    fn many_ranks_take_no_less_than_fewer() {
         let n = MAX_RING_RANKS;
+        // With so many more ranks the ring goes over links of the same kind.
+        let more = n + 3;
         let uneven = |n| matrix(n, &[(1e-3, 1e9), (2e-3, 5e8), (1e-3, 2e9)]);
-        let (below, above) = (uneven(n), uneven(n + 1));
+        let (below, above) = (uneven(n), uneven(more));
         for collective in Collective::ALL {
             let total = |links| Paths::new(links).allreduce(*collective, 1e6).total();
             assert!(total(&above) >= total(&below), "{collective}");
         }
-        let gathered = |n| Paths::new(&uneven(n)).allgather(1e3).total();
-        assert!(gathered(n + 1) >= gathered(n - 1), "around a ring, simulated and by the closed form");
+        let gathered = |links| Paths::of_backend(links, "gloo").allgather(1e3).total();
+        assert!(gathered(&above) >= gathered(&below), "around a ring, simulated and by the closed form");
     }
 
     /// Two nodes of two ranks each: a ring in order of nodes leaves each node once, one in turns twice; of what is gathered by doubling
@@ -351,6 +405,8 @@ mod tests {
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.02;
         assert!(near(beta(&in_order, &ring), beta(&apart, &ring)));
         assert!(near(beta(&in_turns, &ring), 2.0 * beta(&apart, &ring)));
+        let by_ring = |links: &LinkMatrix| Paths::of_backend(links, "gloo").allgather(1e6).beta_s;
+        assert!(near(by_ring(&apart), 24e-3) && near(by_ring(&in_order), 24e-3), "{}", by_ring(&in_order));
         // Three messages of 8 ms by itself; 2 x 2 through the NIC here.
         assert!(near(beta(&apart, &gather), 24e-3), "{}", beta(&apart, &gather));
         assert!(near(beta(&in_order, &gather), 32e-3), "{}", beta(&in_order, &gather));
@@ -381,6 +437,17 @@ mod tests {
         }
     }
 
+    /// Of eight hops around the ring seven are within a node, above and below the limit of what is simulated.
+    #[test]
+    fn most_latencies_of_a_ring_are_within_nodes() {
+        let alpha_s = |n: u32| {
+            let links = matrix(n as usize, &[(1e-3, 25e9)]).on_nodes((0..n).map(|r| r / 8).collect()).unwrap();
+            Paths::new(&links.with_local_links()).allreduce(Collective::DenseRing, 4e5).total()
+        };
+        let (below, above) = (alpha_s(120), alpha_s(136));
+        assert!((1.0..1.3).contains(&(above / below)), "{below} {above}");
+    }
+
     proptest! {
         #[test]
         fn simulated_schedules_agree_with_the_closed_forms(
@@ -389,7 +456,9 @@ mod tests {
             let n = 1usize << log;
             let links = matrix(n, &[(alpha, bandwidth)]);
             let closed = Paths::new(&links);
-            let simulated = Paths::with(&links, MAX_ROOTS, |_, schedule| simulated(schedule(n as u32).unwrap(), &links));
+            let simulated = Paths::with((&links, false), MAX_ROOTS, |_, schedule| {
+                simulated(schedule(n as u32).unwrap(), &links)
+            });
             prop_assert!(matches!(closed.allgather, Model::Closed(_)));
             let all = |p: &Paths| {
                 let sums = Collective::ALL.iter().map(|collective| p.allreduce(*collective, bytes));

@@ -40,7 +40,8 @@ impl<'a> Scores<'a> {
     /// Of one measurement of a quantity, given its samples and the measurement's standard deviation. Samples of about the same value are one
     /// part; a candidate is chosen by its mean over one half of a part, and what it saves is its mean over the other half, since the least of
     /// several means is below what its candidate takes. Of what means of parts differ from those of all samples the measurement resolves the
-    /// share that the quantity's doubt has in its own and the measurement's.
+    /// share that the quantity's doubt has in its own and the measurement's. By what the two halves of parts differ the standard error of the
+    /// whole is known, of which two are subtracted: what is answered is almost surely there.
     pub(crate) fn of_sample_information(&self, quantity: &[f64], sd: f64) -> f64 {
         let count = quantity.len() as f64;
         let mean = quantity.iter().sum::<f64>() / count;
@@ -50,13 +51,13 @@ impl<'a> Scores<'a> {
         order.sort_by(|a, b| quantity[*a].total_cmp(&quantity[*b]));
         let saves = |part: &[usize]| {
             let half = |i: usize| part.iter().skip(i).step_by(2).copied();
-            let [first, second] = [half(0), half(1)];
-            part.len() as f64
-                * 0.5
-                * (self.saves(first.clone(), second.clone(), resolved) + self.saves(second, first, resolved))
+            (self.saves(half(0), half(1), resolved), self.saves(half(1), half(0), resolved))
         };
-        let parts = order.chunks(order.len().div_ceil(PARTS).max(2));
-        (parts.map(saves).sum::<f64>() / count).max(0.0)
+        let each: Vec<(f64, f64)> = order.chunks(order.len().div_ceil(PARTS).max(2)).map(saves).collect();
+        let count = each.len().max(1) as f64;
+        let mean = each.iter().map(|(a, b)| 0.5 * (a + b)).sum::<f64>() / count;
+        let error = each.iter().map(|(a, b)| 0.25 * (a - b).powi(2)).sum::<f64>().sqrt() / count;
+        (mean - 2.0 * error).max(0.0)
     }
 
     /// What the best over some samples saves in the mean over others.
@@ -124,8 +125,8 @@ mod tests {
         let all = alike(|_, _| 1.0);
         let quantities = (100..140).map(|row| Draws::shared().row(row));
         let worth: Vec<f64> = quantities.map(|x| scores(&all).of_sample_information(x, 0.0)).collect();
-        let seen = worth.iter().filter(|worth| **worth > 0.003).count();
-        assert!(seen <= 4 && worth.iter().all(|worth| *worth < 0.01), "{worth:?}");
+        let seen = worth.iter().filter(|worth| **worth > 0.0).count();
+        assert!(seen <= 4 && worth.iter().all(|worth| *worth < 0.003), "{worth:?}");
         let first_is_best = vec![vec![1.0; 256], Draws::shared().row(0).iter().map(|x| 10.0 + x).collect()];
         assert_eq!(scores(&first_is_best).of_sample_information(Draws::shared().row(0), 0.0), 0.0);
     }
@@ -137,7 +138,7 @@ mod tests {
         let all = alike(|i, k| (if i % 2 == 0 { 0.1 } else { -0.1 } * x[k]).exp());
         let few = scores(&all).of_sample_information(x, 0.0);
         // E 0.1 |x| = 0.08.
-        assert!((0.06..0.1).contains(&few), "{few}");
+        assert!((0.05..0.1).contains(&few), "{few}");
         let all = alike(|i, k| 1.0 + 0.1 * (2.0 * x[k]).exp() / (1.0 + i as f64) + 0.02 * i as f64);
         let (perfect, many) =
             (scores(&all).of_perfect_information(), scores(&all).of_sample_information(x, 0.38 / 2.0));
