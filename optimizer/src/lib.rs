@@ -29,5 +29,5 @@ pub use problem::{Evaluated, Evaluator, GainSource, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
 pub use quality::{Delay, Quality};
 pub use space::{DEFAULT_CRS, Space};
-pub use terms::{Load, Paths, Terms, dense_bytes, terms};
+pub use terms::{LAB_BACKEND, Load, Paths, Terms, dense_bytes, terms};
 pub use times::{Times, TimesError};

@@ -103,7 +103,7 @@ enum Model {
 }
 
 /// The backend of the lab's workers.
-const LAB: &str = "lab-tcp";
+pub const LAB_BACKEND: &str = "lab-tcp";
 
 /// Most sizes of broadcasts that are remembered: more than a space has ratios.
 const MAX_KNOWN: usize = 128;
@@ -111,13 +111,13 @@ const MAX_KNOWN: usize = 128;
 impl<'a> Paths<'a> {
     /// Chooses a model of each schedule over these links, as the lab's workers run them.
     pub fn new(links: &'a LinkMatrix) -> Self {
-        Self::of_backend(links, LAB)
+        Self::of_backend(links, LAB_BACKEND)
     }
 
     /// As a job's backend runs them; without a name, as the lab's.
     pub fn of_backend(links: &'a LinkMatrix, backend: &str) -> Self {
         let n = links.ranks();
-        let gathers_by_ring = !n.is_power_of_two() || !matches!(backend, "" | LAB);
+        let gathers_by_ring = !n.is_power_of_two() || !matches!(backend, "" | LAB_BACKEND);
         let equal = equal_links(links).filter(|_| !links.is_shared());
         if n.is_power_of_two()
             && let Some(link) = equal

@@ -2,7 +2,7 @@
 
 use crate::policy;
 use crate::schedule::Schedule;
-use crate::world::{BACKEND, Store, World};
+use crate::world::{Store, World};
 use flexcomm_domain::{Digest, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
 use flexcomm_planner::{Config, InForce, Keep, LinkTest, Links, Outcome, Snapshot, Verdict, check, decide};
 use rand::{Rng, SeedableRng};
@@ -169,7 +169,8 @@ impl<'a> Player<'a> {
         let job = JobId::new("sim").unwrap_or_else(|_| unreachable!("a valid name"));
         let mut snapshot = Snapshot::new(job, setup.world.ranks as u32, setup.world.model.values);
         snapshot.times = setup.world.model.times();
-        snapshot.backend = BACKEND.to_owned();
+        // Whose schedules are simulated.
+        snapshot.backend = flexcomm_optimizer::LAB_BACKEND.to_owned();
         snapshot.config = setup.config.clone();
         snapshot.offer = setup.offer.clone();
         snapshot.compute = Seconds::new(setup.world.model.compute_s).ok();

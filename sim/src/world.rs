@@ -4,14 +4,11 @@ use crate::model::{Hidden, Model};
 use flexcomm_domain::{
     CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{CoefficientBook, Delay, Load, Profile, ProfilePoint, Quality, Sample, terms};
+use flexcomm_optimizer::{CoefficientBook, Delay, LAB_BACKEND, Load, Profile, ProfilePoint, Quality, Sample, terms};
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
-
-/// Name of the simulated backend.
-pub const BACKEND: &str = "sim";
 
 /// How far observations are off, each as the half-width of a uniform share.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -222,7 +219,7 @@ impl Store {
         let load = Load { values: world.model.values, codec: World::codec() };
         let sample = Sample { terms: terms(strategy, &load, links), measured_s: t_sync.get() };
         let collective: Collective = strategy.collective();
-        self.coefficients.observe(collective, BACKEND, sample);
+        self.coefficients.observe(collective, LAB_BACKEND, sample);
     }
 
     /// Takes in what a trial found. Ratios that were not reached keep their older points.

@@ -153,7 +153,7 @@ fn a_job_is_decided_its_orders_say_so_and_what_was_predicted_is_known() {
     let made = cluster.embedded.decisions(&job()).unwrap();
     let last = made.last().expect("a decision");
     assert!(!last.plan.is_dense() && made.len() >= 2, "{made:#?}");
-    assert!(last.at > ms(30_000) && last.at < ms(90_000) && last.applied_at_step.is_some(), "{last:#?}");
+    assert!(last.at < ms(90_000) && last.applied_at_step.is_some(), "{last:#?}");
     assert!(made.is_sorted_by(|a, b| a.version < b.version && a.at < b.at));
     let predicted = last.predicted.expect("it was a candidate");
     assert!(predicted.t_sync_s > 0.0 && predicted.t_step_s > predicted.t_sync_s + predicted.t_comp_s);
