@@ -535,8 +535,7 @@ pub(crate) mod tests {
         assert_eq!(links.matrix.get(2, 0).bandwidth.get(), 2e9);
         assert_eq!(links.matrix.get(0, 1).alpha.get(), 20e-6);
         assert_eq!(links.confidence, 0.8);
-        let tests =
-            [test(1e9, None, None), TestRow { src: node("b"), dst: node("elsewhere"), ..test(1e9, None, None) }];
+        let tests = [test(1e9, None, None), TestRow { src: node("b"), dst: node("c"), ..test(1e9, None, None) }];
         let tests = with_tests(links, &[node("a"), node("a"), node("b")], &tests).tests;
         assert_eq!(
             tests.iter().map(|test| (test.from, test.to)).collect::<Vec<_>>(),

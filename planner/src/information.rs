@@ -50,8 +50,8 @@ impl<'a> Scores<'a> {
         let mut order: Vec<usize> = (0..quantity.len()).collect();
         order.sort_by(|a, b| quantity[*a].total_cmp(&quantity[*b]));
         let saves = |part: &[usize]| {
-            let half = |i: usize| part.iter().skip(i).step_by(2).copied();
-            (self.saves(half(0), half(1), resolved), self.saves(half(1), half(0), resolved))
+            let [first, second] = [0, 1].map(|i| part.iter().skip(i).step_by(2).copied().collect::<Vec<_>>());
+            (self.saves(&first, &second, resolved), self.saves(&second, &first, resolved))
         };
         let each: Vec<(f64, f64)> = order.chunks(order.len().div_ceil(PARTS).max(2)).map(saves).collect();
         let count = each.len().max(1) as f64;
@@ -61,22 +61,16 @@ impl<'a> Scores<'a> {
     }
 
     /// What the best over some samples saves in the mean over others.
-    fn saves(
-        &self,
-        chosen: impl ExactSizeIterator<Item = usize> + Clone,
-        judged: impl ExactSizeIterator<Item = usize> + Clone,
-        resolved: f64,
-    ) -> f64 {
-        if judged.len() == 0 {
+    fn saves(&self, chosen: &[usize], judged: &[usize], resolved: f64) -> f64 {
+        if judged.is_empty() {
             return 0.0;
         }
-        let expected = |x: usize, samples: &mut dyn ExactSizeIterator<Item = usize>| {
-            let count = samples.len() as f64;
-            let mean = samples.map(|k| self.of[x][k]).sum::<f64>() / count;
+        let expected = |x: usize, samples: &[usize]| {
+            let mean = samples.iter().map(|k| self.of[x][*k]).sum::<f64>() / samples.len() as f64;
             self.means[x] + resolved * (mean - self.means[x])
         };
-        let choice = least(0..self.of.len(), |x| expected(x, &mut chosen.clone())).unwrap_or(self.best);
-        expected(self.best, &mut judged.clone()) - expected(choice, &mut judged.clone())
+        let choice = least(0..self.of.len(), |x| expected(x, chosen)).unwrap_or(self.best);
+        expected(self.best, judged) - expected(choice, judged)
     }
 }
 
