@@ -1,7 +1,7 @@
 //! How far the planner is from the oracle, which knows the true cost of every candidate and switches for nothing, and from the best single
-//! strategy in hindsight, on random networks.
+//! strategy in hindsight, on random networks; and how often it changes its mind on one that stays as it is.
 //!
-//! `NETWORKS=60 STEPS=30,100,300 cargo test -p flexcomm-sim --test regret -- --nocapture` plays sixty of them at three lengths of phase.
+//! `NETWORKS=60 STEPS=30,100,300 cargo test -p flexcomm-sim --test regret adapting -- --nocapture` plays sixty of them at three lengths of phase.
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
@@ -97,4 +97,27 @@ fn adapting_costs_little_over_the_oracle_and_over_the_best_fixed_strategy() {
         );
         assert!(mean(&of_oracle) < 1.08 && worst(&of_oracle) < 1.25, "{of_oracle:?}");
     }
+}
+
+/// What a job learns in its first minutes changes decisions, and noise is no part of that.
+const LEARNT_S: f64 = 600.0;
+
+/// Of a network that stays as it is, seen with noise of 10 %: hours after the first minutes, and changes in them.
+fn steady(seed: u64, steps_per_epoch: f64) -> (f64, usize) {
+    let mut setup = setup(seed, steps_per_epoch);
+    setup.world.noise = Noise { links: 0.1, gain: 0.02, times: 0.1, fresh: 0.3 };
+    setup.schedule = trace::random(1, &mut ChaCha8Rng::seed_from_u64(seed));
+    let r = run(&setup, seed);
+    assert!(r.violations.is_empty(), "{:?}", r.violations.first());
+    let later = r.made.iter().filter(|made| made.at_s > LEARNT_S);
+    ((r.time_s - LEARNT_S).max(0.0) / 3600.0, later.count())
+}
+
+#[test]
+fn noise_changes_the_decision_at_most_once_an_hour() {
+    let networks: u64 = std::env::var("NETWORKS").map_or(8, |text| text.parse().unwrap());
+    let each: Vec<(f64, usize)> = (5000..5000 + networks).map(|seed| steady(seed, 1000.0)).collect();
+    let (hours, changes) = each.iter().fold((0.0, 0), |all, of| (all.0 + of.0, all.1 + of.1));
+    eprintln!("{networks} networks that stay as they are: {changes} changes in {hours:.1} hours");
+    assert!(hours > 1.0 && changes as f64 <= hours, "{each:?}");
 }

@@ -190,6 +190,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_loss_beyond_what_a_report_may_have_is_the_largest() {
+        let dense: Plan = "none/dense-ring".parse().unwrap();
+        let received = received(|reporter| {
+            for (step, loss) in (0..).zip([0.5, 1e30, -1e30]) {
+                reporter.step((Version(0), dense.clone()), StepRecord { loss: Some(loss), ..record(step) });
+            }
+        });
+        let [FromTrainer::Steps(steps)] = &received[..] else { panic!("{received:?}") };
+        assert!(ReportBody::Steps(steps.clone()).check().is_ok());
+        assert_eq!(steps.steps.iter().map(|s| s.loss).collect::<Vec<_>>(), [Some(0.5), Some(1e12), Some(-1e12)]);
+    }
+
     /// Whatever the ranks answer, in characters of one byte or several.
     #[test]
     fn a_long_reason_is_cut_to_what_a_report_may_have() {

@@ -5,7 +5,8 @@ use crate::agreement::InForce;
 use crate::pace::Pace;
 use flexcomm_domain::{Energy, JobId, Plan, Rank, Strategy, Version};
 use flexcomm_wire::{
-    AppliedReport, FromTrainer, MAX_STEPS, MAX_TEXT, StepRecord, StepsReport, StrategyWire, TrialOutcome, TrialReport,
+    AppliedReport, FromTrainer, MAX_LOSS, MAX_STEPS, MAX_TEXT, StepRecord, StepsReport, StrategyWire, TrialOutcome,
+    TrialReport,
 };
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ impl Telemetry {
         if energies.len() > MOST_ENERGIES || !energies.iter().all(|energy| energy.is_finite()) {
             record.bucket_energies.clear();
         }
-        record.loss = record.loss.filter(|loss| loss.is_finite());
+        // Training that diverges is told as that.
+        record.loss = record.loss.filter(|loss| loss.is_finite()).map(|loss| loss.clamp(-MAX_LOSS, MAX_LOSS));
         self.pending.push(record);
         let due = self.pace.is_due(now.saturating_sub(self.last_flush), &self.pending);
         let own = if due { self.flush(now) } else { None };

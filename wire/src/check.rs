@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 
 use crate::{
     AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, MAX_CANDIDATES, MAX_ENERGY, MAX_HOSTS, MAX_INTEGER,
-    MAX_STEPS, MAX_TEXT, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire, ThroughputReport,
-    TrialOutcome, TrialReport,
+    MAX_LOSS, MAX_STEPS, MAX_TEXT, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
+    ThroughputReport, TrialOutcome, TrialReport,
 };
 
 /// Most ranks of a job: what a link matrix may span.
@@ -28,8 +28,6 @@ const MAX_TRIAL_US: f64 = 24.0 * MAX_PART_US;
 const MAX_LATENCY_US: f64 = 3e6;
 /// Highest age of a sample in ms: a year.
 const MAX_AGE_MS: f64 = 31_536_000e3;
-/// Largest believable loss, of either sign.
-const MAX_LOSS: f64 = 1e12;
 /// Rounding of f32 sums may lift a gain this far above 1; the controller takes it as 1.
 const GAIN_SLACK: f64 = 1e-3;
 /// Most hops of a path: a TTL has eight bits.

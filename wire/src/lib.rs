@@ -48,6 +48,8 @@ pub const MAX_SEQ_STEP: u64 = 1 << 36;
 
 /// Largest energy of a gradient in a report: squares of as many float32 values as any tensor has, 1e77 each, are less.
 pub const MAX_ENERGY: f64 = 1e93;
+/// Largest loss of a report, by its amount: trainers report what is beyond as this.
+pub const MAX_LOSS: f64 = 1e12;
 
 /// Most candidates in one trial.
 pub const MAX_CANDIDATES: usize = 16;
