@@ -1,5 +1,5 @@
 //! How far the planner is from the oracle, which knows the true cost of every candidate and switches for nothing, and from the best single
-//! strategy in hindsight, on random networks; and how often it changes its mind on one that stays as it is.
+//! strategy in hindsight, on random networks; and how often the decision changes on one that stays as it is.
 //!
 //! `NETWORKS=60 STEPS=30,100,300 cargo test -p flexcomm-sim --test regret adapting -- --nocapture` plays sixty of them at three lengths of phase.
 #![allow(clippy::unwrap_used)]

@@ -50,7 +50,7 @@ impl Telemetry {
         if energies.len() > MOST_ENERGIES || !energies.iter().all(|energy| energy.is_finite()) {
             record.bucket_energies.clear();
         }
-        // Training that diverges is told as that.
+        // A report with a larger loss is refused, and the loss shows that training diverges.
         record.loss = record.loss.filter(|loss| loss.is_finite()).map(|loss| loss.clamp(-MAX_LOSS, MAX_LOSS));
         self.pending.push(record);
         let due = self.pace.is_due(now.saturating_sub(self.last_flush), &self.pending);
