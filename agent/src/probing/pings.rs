@@ -137,16 +137,18 @@ fn gateway(routes: &str) -> Option<IpAddr> {
 /// Pings what is due until `quit`. Where the system allows no ICMP sockets it logs that once and ends, and no hosts are reported.
 pub(super) fn watch(links: &Mutex<Links>, hosts: &Arc<Mutex<Hosts>>, metrics: &Metrics, quit: &AtomicBool) {
     let (mut hosts_at, mut peers_at, mut resolver) = (Instant::now(), Instant::now(), None::<JoinHandle<()>>);
+    let mut is_first = true;
     while !quit.load(Ordering::Relaxed) {
         let now = Instant::now();
         let mut targets = BTreeSet::new();
         if now >= hosts_at {
+            // What is known at the next look after it was looked up for the first time is pinged then.
+            hosts_at = now + if is_first { LOOK_EVERY } else { HOSTS_EVERY };
+            is_first = false;
             if resolver.as_ref().is_none_or(JoinHandle::is_finished) {
                 resolver = resolving(hosts);
             }
             targets.extend(lock(hosts).addresses());
-            // What was just looked up is not waited for until the next time.
-            hosts_at = now + if targets.is_empty() { LOOK_EVERY } else { HOSTS_EVERY };
         }
         if now >= peers_at {
             targets.extend(lock(links).silent(now));
