@@ -130,6 +130,21 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
 }
 
 #[test]
+fn delay_costs_a_longer_training_less() {
+    let seconds = |steps: &[&str]| {
+        let args = ["--params", "25M", "--compute", "50ms", "--crs", "0.01", "--compressors", "topk", "--json"];
+        let costs = json(&on_network(&[&args[..], steps].concat()))["costs"].clone();
+        let topk = costs.as_array().unwrap().iter().find(|row| row["compressor"] != "none").unwrap().clone();
+        topk["t_quality_s"].as_f64().unwrap()
+    };
+    let measured = seconds(&[]);
+    assert!((seconds(&["--steps", "500"]) - measured).abs() < 1e-12);
+    assert!(seconds(&["--steps", "100"]) > 1.2 * measured && seconds(&["--steps", "100000"]) < 0.9 * measured);
+    refused_on_network(&["--params", "25M", "--steps", "100", "--exponent", "0.1"], &["--steps", "--exponent"]);
+    refused_on_network(&["--params", "25M", "--steps", "100", "--policy", "knee"], &["time-to-quality", "knee"]);
+}
+
+#[test]
 fn biased_compressors_without_error_feedback_are_refused_with_the_remedy() {
     let words = ["topk(k=*)", "biased", "topk(k=*)+ef(vanilla)", "--biased-without-memory"];
     refused_on_network(&["--params", "25M", "--compressors", "fp16,topk(k=*)"], &words);
@@ -608,6 +623,8 @@ fn bad_numbers_are_refused_by_name() {
         ("--overlap", "0.5", "overlap"),
         ("--gain-floor", "2", "gain floor"),
         ("--exponent", "1.5", "exponent"),
+        ("--steps", "0", "steps"),
+        ("--steps", "many", "steps"),
         ("--policy", "best", "best"),
         ("--buckets", "0", "--buckets is 0, allowed are 1 to 60"),
         ("--buckets", "61", "--buckets is 61"),

@@ -246,11 +246,12 @@ fn hint(nearest: &Option<String>, known: &str) -> String {
 }
 
 /// What an absent key means: TOML has no word for nothing.
-const UNSET: [(&str, &str); 4] = [
+const UNSET: [(&str, &str); 5] = [
     ("compressor_times", "\"times.json\"  # unset: times that were measured on a server CPU"),
     ("planner.compressors", "[\"topk\", \"lwtopk\", \"mstopk\"]  # unset: all that the job offers"),
     ("planner.policy.exponent", "0.24  # unset: by the law of the job's momentum"),
     ("planner.policy.momentum", "0.9  # unset: that of the job's optimizer"),
+    ("planner.policy.steps", "20000  # unset: as many are expected to come as were taken, at least 500"),
 ];
 
 impl RawConfig {

@@ -9,27 +9,52 @@ const MOST: usize = 24;
 const LEAST: usize = 12;
 /// Steps after a decision that count for neither: their gradients are of the old one, or its residual is fresh.
 const SETTLING: u64 = 10;
+/// So many are where a run began, if they are of such steps.
+const FIRST: usize = 3;
+const BEGINNING: u64 = 500;
+/// Losses are not of now where more steps, and more than the mean goes over, came after them.
+const STALE: u64 = 100;
 /// So many losses are read for it.
 pub const POINTS: u32 = 256;
 
-/// Of a decision that came into force at a step. What is further back than [`POINTS`] is no reason to doubt it any more.
+/// Of a decision that came into force at a step. Of those before it the lowest count, since the decision before may have been a bad one, too.
+/// What is further back than [`POINTS`] is no reason to doubt it any more.
 pub fn losses(points: &[ProgressRow], version: Version, from: u64) -> Option<Losses> {
-    let newest = mean(points.iter().rev().filter(|point| point.step >= from.saturating_add(SETTLING)))?;
-    let before = mean(points.iter().rev().filter(|point| point.step < from));
-    Some(Losses { version, before, newest })
+    let finite = |point: &ProgressRow| Some((point.step, point.loss.filter(|loss| loss.is_finite())?));
+    let newest_first: Vec<(u64, f64)> = points.iter().rev().filter_map(finite).collect();
+    let (since, before) = newest_first.split_at(newest_first.partition_point(|(step, _)| *step >= from));
+    let settled = since.partition_point(|(step, _)| *step >= from.saturating_add(SETTLING));
+    let newest = mean(&since[..settled.min(MOST)])?;
+    let means = before.chunks(MOST).filter_map(mean);
+    let began = began(points, &newest_first);
+    Some(Losses { version, began, before: means.min_by(|a, b| a.mean.total_cmp(&b.mean)), newest })
 }
 
-/// Of the first that are finite.
-fn mean<'a>(points: impl Iterator<Item = &'a ProgressRow>) -> Option<MeanLoss> {
-    let losses: Vec<f64> = points.filter_map(|point| point.loss).filter(|loss| loss.is_finite()).take(MOST).collect();
-    if losses.len() < LEAST {
+/// The mean of a run's first losses, while all of them are at hand. A run whose first steps have high numbers goes on with an earlier one.
+fn began(points: &[ProgressRow], newest_first: &[(u64, f64)]) -> Option<f64> {
+    let is_whole = points.len() < POINTS as usize && points.first()?.step < BEGINNING;
+    let first: Vec<f64> = newest_first.iter().rev().take(FIRST).map(|(_, loss)| *loss).collect();
+    is_whole.then(|| first.iter().sum::<f64>() / first.len() as f64).filter(|mean| mean.is_finite())
+}
+
+/// Whether losses are still reported: those of a trainer that ends to report them, or reports NaN, stay the newest for ever.
+pub fn is_of_now(losses: &Losses, steps_taken: u64) -> bool {
+    let MeanLoss { first_step, last_step, .. } = losses.newest;
+    steps_taken.saturating_sub(last_step) <= STALE.max(last_step - first_step)
+}
+
+/// None of too few.
+fn mean(newest_first: &[(u64, f64)]) -> Option<MeanLoss> {
+    let [(last_step, _), .., (first_step, _)] = newest_first else { return None };
+    if newest_first.len() < LEAST {
         return None;
     }
-    let count = losses.len() as f64;
-    let mean = losses.iter().sum::<f64>() / count;
-    let variance = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    let count = newest_first.len() as f64;
+    let mean = newest_first.iter().map(|(_, loss)| loss).sum::<f64>() / count;
+    let variance = newest_first.iter().map(|(_, loss)| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
     let sd = (variance / count).sqrt();
-    (mean.is_finite() && sd.is_finite()).then_some(MeanLoss { mean, sd })
+    let is_finite = mean.is_finite() && sd.is_finite();
+    is_finite.then_some(MeanLoss { mean, sd, first_step: *first_step, last_step: *last_step })
 }
 
 #[cfg(test)]
@@ -51,6 +76,37 @@ mod tests {
         assert!(rise(|_| 1.0).abs() < 0.5);
         assert!(rise(|step| 1.0 - 1e-3 * step as f64) < -2.0);
         assert!(rise(|step| if step < 100 { 1.0 } else { 1.3 }) > 10.0);
+    }
+
+    #[test]
+    fn the_lowest_loss_before_counts() {
+        // It rose under the decision before this one already.
+        let loss = |step| if (40..90).contains(&step) { 1.0 } else { 1.5 };
+        let found = losses(&points(loss, 240), Version(3), 160).unwrap();
+        assert_eq!((found.newest.first_step, found.newest.last_step), (216, 239));
+        assert_eq!(found.before.unwrap().mean, 1.0);
+        assert!(found.rise() > 10.0, "{found:?}");
+    }
+
+    #[test]
+    fn where_a_run_began_is_known_at_its_beginning() {
+        let loss = |step| if step < 3 { 2.0 } else { 1.0 };
+        let began = |points: &[ProgressRow]| losses(points, Version(3), 100).unwrap().began;
+        let all = points(loss, 400);
+        assert!((began(&all[..160]).unwrap() - 2.0).abs() < 0.1);
+        assert_eq!(began(&all[144..]), None, "of more than are read");
+        let later: Vec<ProgressRow> =
+            all[..160].iter().map(|p| ProgressRow { step: p.step + 500, ..p.clone() }).collect();
+        assert_eq!(losses(&later, Version(3), 600).unwrap().began, None, "it goes on with an earlier run");
+    }
+
+    #[test]
+    fn losses_that_are_reported_no_more_are_not_of_now() {
+        let found = losses(&points(|_| 1.0, 160), Version(3), 100).unwrap();
+        assert!(is_of_now(&found, 259) && !is_of_now(&found, 260));
+        // One in a hundred steps.
+        let newest = MeanLoss { first_step: 0, last_step: 2300, ..found.newest };
+        assert!(is_of_now(&Losses { newest, ..found }, 2700));
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub use policy::{Choice, Policy, PolicyConfig};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};
 pub use problem::{Evaluated, Evaluator, GainSource, Problem, ProblemError};
 pub use profile::{Profile, ProfileError, ProfilePoint};
-pub use quality::{Delay, Quality};
+pub use quality::{DELAY_STEPS, Delay, Quality};
 pub use space::{DEFAULT_CRS, Space};
 pub use terms::{LAB_BACKEND, Load, Paths, Terms, dense_bytes, terms};
 pub use times::{Times, TimesError};

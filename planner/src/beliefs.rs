@@ -29,6 +29,9 @@ const MOST_PASSED_S: f64 = 60.0;
 const CONTRADICTION: f64 = 4.0;
 /// Longest time that a candidate is priced with, seconds: a month per step is as bad as any more.
 const LONGEST_S: f64 = 2.6e6;
+/// Largest ω/N of an unbiased compressor without error feedback: where the noise that it adds to the mean gradient has more energy than that, training
+/// diverges at a learning rate that dense steps bear (docs/decisions/quality-without-memory.md).
+const MOST_VARIANCE: f64 = 1.0;
 /// Fewer steps contradict nothing.
 const LEAST_STEPS: u64 = 10;
 
@@ -65,6 +68,8 @@ pub(crate) struct Priced {
     pub(crate) scores: Vec<f64>,
     /// Their mean; infinite where it is not admitted.
     pub(crate) mean: f64,
+    /// Logarithm of the steps that make the progress of a dense one, the median.
+    pub(crate) log_steps: f64,
 }
 
 /// What plans cost.
@@ -305,11 +310,12 @@ impl Beliefs {
         if s.ranks < 2 || shape.shares().len() < 2 {
             return Vec::new();
         }
-        let of: Vec<Evaluated> = plans::options(s).iter().filter_map(|x| known.evaluated(x)).collect();
+        let mut of: Vec<Evaluated> = plans::options(s).iter().filter_map(|x| known.evaluated(x)).collect();
+        of.retain(|e| is_known(&e.strategy) || quality(s, e)(self.expected_gain(s, e)).variance <= MOST_VARIANCE);
         if of.iter().all(|e| e.strategy.is_dense()) {
             return Vec::new();
         }
-        let law = s.config.policy.time_to_quality().delay();
+        let law = s.delay();
         let paths = paths(&of, self.exchange.common());
         let (costs, backward_s) = self.exchange.expected(&paths, &shape);
         let times = table(s);
@@ -449,6 +455,8 @@ struct Sampled {
     gains: Vec<Vec<f64>>,
     /// Logarithm of the steps that make the progress of a dense one.
     steps: Vec<Vec<f64>>,
+    /// Whether it adds more noise than [`MOST_VARIANCE`].
+    noisy: Vec<bool>,
 }
 
 impl Sampled {
@@ -458,7 +466,7 @@ impl Sampled {
         (compute_s, comp): (Vec<f64>, Vec<Vec<f64>>),
         mut gains: Vec<Vec<f64>>,
     ) -> Self {
-        let law = s.config.policy.time_to_quality().delay();
+        let law = s.delay();
         let steps = |(e, gains): (&Evaluated, &mut Vec<f64>)| -> Vec<f64> {
             if is_known(&e.strategy) {
                 gains.fill(e.gain.get());
@@ -478,7 +486,11 @@ impl Sampled {
             gains.iter().map(steps).collect()
         };
         let steps = of.iter().zip(&mut gains).map(steps).collect();
-        Self { of, compute_s, comp, gains, steps }
+        let noisy = |(e, gains): (&Evaluated, &Vec<f64>)| {
+            !is_known(&e.strategy) && quality(s, e)(median(gains)).variance > MOST_VARIANCE
+        };
+        let noisy = of.iter().zip(&gains).map(noisy).collect();
+        Self { of, compute_s, comp, gains, steps, noisy }
     }
 
     /// A plan, of which `last` is the last bucket's strategy, by the kinds' shares of the gradient's values and of its energy, whose
@@ -525,8 +537,9 @@ impl Sampled {
         };
         // The median of a sum is about that of its parts.
         let expected = judged(what.clone(), &|gains| median(gains));
+        let noisy = self.noisy.iter().zip(energies).any(|(noisy, weight)| *noisy && *weight > 0.0);
         let limits = plan.is_dense()
-            || s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);
+            || !noisy && s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);
         let policy = s.config.policy.policy();
         let admitted = limits && policy.score(&expected, seconds(compute_s)).is_some_and(f64::is_finite);
         let score = |k: usize| match &s.config.policy {
@@ -539,7 +552,7 @@ impl Sampled {
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
         let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what }
+        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what, log_steps: median(&steps) }
     }
 
     /// Logarithm of 1/gain as policies see it, over kinds of these shares of the energy; `gain` takes one of a kind's samples.

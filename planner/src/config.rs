@@ -222,7 +222,8 @@ pub(crate) fn check_policy(policy: &PolicyConfig) -> Result<(), ConfigError> {
         PolicyConfig::TimeToQuality(p) => {
             share("policy.gain_floor", p.gain_floor, 0.0, 1.0, "0 to 1")?;
             share("policy.exponent", p.exponent.unwrap_or_default(), 0.0, 1.0, "0 to 1")?;
-            share("policy.momentum", p.momentum.unwrap_or_default(), 0.0, 1f64.next_down(), "at least 0 and below 1")
+            share("policy.momentum", p.momentum.unwrap_or_default(), 0.0, 1f64.next_down(), "at least 0 and below 1")?;
+            share("policy.steps", p.steps.unwrap_or(1.0), 1.0, 1e9, "1 to 1e9")
         }
         PolicyConfig::Weights(w) => {
             share("policy.comp", w.comp, 0.0, 1e9, "0 to 1e9")?;
@@ -255,6 +256,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused_by_name() {
         let lost = |p| PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(p), ..TimeToQuality::default() });
+        let of_steps = |n| PolicyConfig::TimeToQuality(TimeToQuality { steps: Some(n), ..TimeToQuality::default() });
         let negative = PolicyConfig::Weights(Weights { comp: -1.0, ..Weights::default() });
         let only = |text: &str| Config { compressors: Some(vec![text.parse().unwrap()]), ..Config::default() };
         for (key, config) in [
@@ -266,6 +268,8 @@ mod tests {
             ("policy.comp", Config { policy: negative, ..Config::default() }),
             ("policy.exponent", Config { policy: lost(1.5), ..Config::default() }),
             ("policy.exponent", Config { policy: lost(f64::NAN), ..Config::default() }),
+            ("policy.steps", Config { policy: of_steps(0.0), ..Config::default() }),
+            ("policy.steps", Config { policy: of_steps(f64::NAN), ..Config::default() }),
             ("compressors", Config { compressors: Some(vec![]), ..Config::default() }),
             ("compressors", only("topk(k=*)")),
         ] {

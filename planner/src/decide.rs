@@ -2,10 +2,11 @@
 
 use crate::beliefs::{Beliefs, Priced};
 use crate::information::Scores;
+use crate::loss::{self, LossWatch};
 use crate::memory::LinkSummary;
 use crate::{
-    Alternative, Keep, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot, TrialRequest, Verdict, plans,
-    trial, words,
+    Alternative, Keep, MeanLoss, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot, TrialRequest, Verdict,
+    plans, trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_estimation::{TEST_TELLS_S, test_sd};
@@ -34,11 +35,11 @@ const LEAST_HORIZON_STEPS: f64 = 20.0;
 const TESTS_FOLLOW_S: f64 = 20.0;
 /// Steps of the strategy in force that must be slower than dense ones would be before it is left at once.
 const WATCHDOG_STEPS: u64 = 10;
-/// A loss that is higher than before a decision by more standard errors than this has risen: by chance that is so once in some ten thousand
-/// looks.
-const LOSS_RISE: f64 = 5.0;
-/// For so long dense stays where no loss is reported, seconds.
+/// So large a share of the steps of a plan under which the loss did not fall, as a logarithm, is too much, too.
+const NEARLY_AS_MANY: f64 = 0.7;
+/// For so long dense stays where no loss is reported, seconds and steps: of a decision's first steps none is.
 const LOSS_UNKNOWN_S: f64 = 300.0;
+const LOSS_UNKNOWN_STEPS: f64 = 40.0;
 
 /// Decides what a job should run from here on, and says why.
 ///
@@ -117,13 +118,21 @@ impl Worth {
 struct Choice {
     to: Plan,
     why: String,
-    /// Where it is dense because the loss rose: until when.
-    loss_limit: Option<f64>,
+    /// Where it is dense for the loss's sake: why.
+    loss: Option<LossCause>,
+}
+
+/// What the loss did under a compressed plan.
+enum LossCause {
+    /// It rose; before it was this.
+    Rose(f64),
+    /// It did not fall from this, under a plan that was expected to take so many steps, as a logarithm.
+    Flat(MeanLoss, f64),
 }
 
 impl Choice {
     fn of(to: &Plan, why: String) -> Self {
-        Self { to: to.clone(), why, loss_limit: None }
+        Self { to: to.clone(), why, loss: None }
     }
 }
 
@@ -216,6 +225,9 @@ impl<'a> Call<'a> {
         trial::settle(s, &mut self.memory, self.now);
         let stayed_s = self.stayed_s();
         self.memory.beliefs.observe(s, self.now, stayed_s);
+        if let Some(losses) = s.losses_now() {
+            self.memory.loss_watch = std::mem::take(&mut self.memory.loss_watch).after(losses, s.plan());
+        }
         if s.links.is_none() {
             return Err(Stay::because(Keep::NoLinks, "no estimate covers all links between the job's ranks yet"));
         }
@@ -224,8 +236,8 @@ impl<'a> Call<'a> {
         let Some(current) = self.in_force() else {
             return Err(Stay::because(Keep::InvalidSnapshot, "the strategy in force cannot be compared with others"));
         };
-        let rose = self.loss_watchdog(current);
-        if self.memory.loss_limit.is_none() && rose.is_none() {
+        let for_the_loss = self.loss_rose(current).or_else(|| self.loss_flat(current));
+        if !self.only_dense() && for_the_loss.is_none() {
             self.ask_for_trial(current, rng);
         }
         if s.in_force.is_none() && self.waits_for_trial() {
@@ -235,7 +247,7 @@ impl<'a> Call<'a> {
         if let Some(choice) = self.watchdog(current) {
             return Ok(choice);
         }
-        if let Some(choice) = rose {
+        if let Some(choice) = for_the_loss {
             return Ok(choice);
         }
         let better = self.better(current);
@@ -256,7 +268,9 @@ impl<'a> Call<'a> {
         let mut strategies = self.s.space().strategies();
         strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
         let mut plans: Vec<Plan> = strategies.into_iter().map(Plan::from).collect();
-        for plan in self.pin.map(|pin| &pin.plan).into_iter().chain([self.s.plan()]) {
+        let refused = self.memory.loss_watch.refused().map(|(plan, _)| plan);
+        let refused = refused.filter(|plan| self.s.cannot_run(plan).is_none());
+        for plan in self.pin.map(|pin| &pin.plan).into_iter().chain([self.s.plan()]).chain(refused) {
             if !plans.contains(plan) {
                 plans.push(plan.clone());
             }
@@ -267,12 +281,31 @@ impl<'a> Call<'a> {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
         }
+        self.refuse();
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
             self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
             let mut tests = self.s.links.iter().flat_map(|links| &links.tests);
             let sd = test_sd(tests.all(|test| test.is_lower_bound));
             self.test_worth = self.knowing(current, |scores| scores.of_sample_information(&prices.bandwidth, sd));
+        }
+    }
+
+    /// A plan under which the loss did not fall, what shares a strategy with it, and what takes nearly as many steps for the progress of a
+    /// dense one, is not admitted.
+    fn refuse(&mut self) {
+        let Some((plan, known)) = self.memory.loss_watch.refused() else { return };
+        let priced = self.all.iter().find(|x| x.plan == *plan);
+        let most = NEARLY_AS_MANY * priced.map_or(known, |x| x.log_steps);
+        let in_both = |x: &Strategy| !x.is_dense() && plan.strategies().contains(x);
+        let is_refused = |x: &&mut Priced| {
+            let shares = x.plan.strategies().iter().any(in_both);
+            // What is in force stays where it is only now expected to take as many.
+            shares || x.log_steps > most.max(0.0) && x.plan != *self.s.plan()
+        };
+        for x in self.all.iter_mut().filter(is_refused) {
+            x.mean = f64::INFINITY;
+            x.scores.clear();
         }
     }
 
@@ -302,9 +335,13 @@ impl<'a> Call<'a> {
         self.memory.times_left(&self.all[candidate].plan, self.now, unchanged_s) >= TRIES
     }
 
-    /// While a loss that rose is not back, only dense may.
     fn may_follow(&self, candidate: usize) -> bool {
-        self.memory.loss_limit.is_none() || self.all[candidate].plan.is_dense()
+        !self.only_dense() || self.all[candidate].plan.is_dense()
+    }
+
+    /// While a loss that rose is not back, and while dense steps are tested.
+    fn only_dense(&self) -> bool {
+        self.memory.loss_limit.is_some() || self.memory.loss_watch.tests_dense()
     }
 
     /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
@@ -369,27 +406,50 @@ impl<'a> Call<'a> {
 
     /// A loss that rises under a compressed plan is taken for the compression's fault: dense runs until it is as low again, or what was
     /// before is no longer known. What falls more slowly is no reason, since every loss does so as training goes on.
-    fn loss_watchdog(&mut self, current: usize) -> Option<Choice> {
+    fn loss_rose(&mut self, current: usize) -> Option<Choice> {
         let (losses, is) = (self.s.losses_now().copied(), &self.all[current].plan);
         let (rise, before) = (losses.map_or(0.0, |losses| losses.rise()), losses.and_then(|losses| losses.before));
+        let is_back = |newest: MeanLoss, limit: f64| newest.mean <= limit + loss::BACK * newest.sd;
+        let unknown_s = LOSS_UNKNOWN_S.max(LOSS_UNKNOWN_STEPS * self.all[current].what.t_step.get());
         let is_over = match (losses, self.memory.loss_limit) {
-            (Some(losses), Some(limit)) if is.is_dense() => losses.before.is_none() || losses.newest.mean <= limit,
-            (None, Some(_)) => self.stayed_s() > LOSS_UNKNOWN_S,
-            (Some(_), Some(_)) => rise <= LOSS_RISE,
+            (Some(losses), Some(limit)) if is.is_dense() => losses.before.is_none() || is_back(losses.newest, limit),
+            (None, _) => self.stayed_s() > unknown_s,
+            (Some(_), Some(_)) => rise <= loss::ROSE,
             (_, None) => false,
         };
         if is_over {
             self.memory.loss_limit = None;
         }
-        let (losses, before) = losses.zip(before).filter(|_| rise > LOSS_RISE && !is.is_dense())?;
-        let dense = self.all.iter().find(|x| x.plan.is_dense())?;
+        if is_over && losses.is_none() && self.memory.loss_watch.tests_dense() {
+            self.memory.loss_watch = LossWatch::Over;
+        }
+        let (losses, before) = losses.zip(before).filter(|_| rise > loss::ROSE && !is.is_dense())?;
         let why = format!(
             "the loss rose from {:.3} to {:.3} under {}, by {rise:.0} times its noise: dense until it is back",
             before.mean,
             losses.newest.mean,
             words::plan(is),
         );
-        Some(Choice { to: dense.plan.clone(), why, loss_limit: Some(before.mean) })
+        self.dense_for(LossCause::Rose(before.mean), why)
+    }
+
+    /// A loss that does not fall under a compressed plan at the beginning of a run: dense steps tell whose fault it is.
+    fn loss_flat(&self, current: usize) -> Option<Choice> {
+        let (losses, is) = (self.s.losses_now()?, &self.all[current].plan);
+        let first = self.memory.loss_watch.not_lower_than(losses).filter(|_| !is.is_dense())?;
+        let why = format!(
+            "the loss has not fallen in {} steps under {}, from {:.3} to {:.3}: dense to see whether it falls then",
+            losses.newest.last_step - first.first_step,
+            words::plan(is),
+            first.mean,
+            losses.newest.mean,
+        );
+        self.dense_for(LossCause::Flat(losses.newest, self.all[current].log_steps), why)
+    }
+
+    fn dense_for(&self, cause: LossCause, why: String) -> Option<Choice> {
+        let dense = self.all.iter().find(|x| x.plan.is_dense())?;
+        Some(Choice { loss: Some(cause), ..Choice::of(&dense.plan, why) })
     }
 
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
@@ -409,10 +469,23 @@ impl<'a> Call<'a> {
             let why = format!("{stays}, until the loss is back at {limit:.3}, where it was before it rose");
             return Err(Stay::because(Keep::LossRose, why));
         }
+        if self.memory.loss_watch.tests_dense() {
+            let why = format!("{stays}, to see whether the loss falls as it did not under compression");
+            return Err(Stay::because(Keep::LossFlat, why));
+        }
         if best.saves <= 0.0 || current == 0 {
             let limits = self.s.policy.least_gain.is_some() || self.s.policy.most_overhead.is_some();
             let within = if limits { " within the limits of its policy" } else { "" };
-            return Err(Stay::because(Keep::AlreadyBest, format!("{stays}: nothing is expected to be better{within}")));
+            let refused = self.memory.loss_watch.refused().map_or_else(String::new, |(plan, _)| {
+                format!(
+                    "; {}, under which the loss did not fall, and what takes nearly as many steps are left out",
+                    words::plan(plan)
+                )
+            });
+            return Err(Stay::because(
+                Keep::AlreadyBest,
+                format!("{stays}: nothing is expected to be better{within}{refused}"),
+            ));
         }
         let (confidence, to) = (self.s.config.confidence, &self.all[0]);
         let not_enough = match best.sure < confidence {
@@ -453,8 +526,8 @@ impl<'a> Call<'a> {
 
     /// Seconds for which what is decided now is expected to stay right.
     fn horizon_s(&self) -> f64 {
-        let left_s = self.s.remaining.map_or(f64::INFINITY, Seconds::get);
         let step_s = self.in_force().map_or(0.0, |current| self.all[current].what.t_step.get());
+        let left_s = self.s.steps_left().map_or(f64::INFINITY, |left| left * step_s);
         self.memory.beliefs.lasts_s().max(LEAST_HORIZON_S).max(LEAST_HORIZON_STEPS * step_s).min(left_s)
     }
 
@@ -547,7 +620,7 @@ impl<'a> Call<'a> {
         (!moved.is_empty()).then_some(moved)
     }
 
-    fn change(mut self, Choice { to, why, loss_limit }: Choice) -> Outcome {
+    fn change(mut self, Choice { to, why, loss }: Choice) -> Outcome {
         let decision = Decision {
             job: self.s.job.clone(),
             version: self.s.newest_version().next(),
@@ -561,7 +634,13 @@ impl<'a> Call<'a> {
         }
         let report = self.report("change", why, to);
         self.memory.dwell_from = Some(self.now);
-        self.memory.loss_limit = loss_limit.or(self.memory.loss_limit);
+        match loss {
+            Some(LossCause::Rose(limit)) => self.memory.loss_limit = Some(limit),
+            Some(LossCause::Flat(flat, log_steps)) => {
+                self.memory.loss_watch = LossWatch::DenseTest { plan: self.s.plan().clone(), log_steps, flat };
+            }
+            None => {}
+        }
         self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }
     }
@@ -616,7 +695,7 @@ impl<'a> Call<'a> {
             trial: self.asked(),
             horizon_s: self.horizon_s(),
             // Where the choice does not depend on what is known, knowing more saves nothing.
-            test_worth_s: match self.pin.is_some() || self.s.policy.observe || self.memory.loss_limit.is_some() {
+            test_worth_s: match self.pin.is_some() || self.s.policy.observe || self.only_dense() {
                 true => 0.0,
                 false => self.test_worth * self.horizon_s().min(TEST_TELLS_S),
             },
@@ -646,6 +725,7 @@ impl<'a> Call<'a> {
             measured: s.measured_now().copied(),
             losses: s.losses_now().copied(),
             loss_limit: self.memory.loss_limit,
+            loss_watch: self.memory.loss_watch.clone(),
             profile_measured: s.profiles.measured_at.is_some(),
         }
     }

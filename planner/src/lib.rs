@@ -27,7 +27,8 @@
 //!    better in the mean. Before the first step, what computing takes is believed like the rest, so that a job
 //!    on a slow network is decided on at once. A change comes after the dwell time and when the last one is in force
 //!    on all ranks; back to dense a job goes at once when its steps are slower than dense ones would be,
-//!    or its loss rises beyond its noise: then until the loss is as low again.
+//!    or its loss rises beyond its noise: then until the loss is as low again. Where the loss does not fall at all since the run began, dense is
+//!    tried for a hundred steps.
 //!    What is set for the job alone ([`JobPolicy`]) limits the candidates, puts a pinned plan in the place of the choice, and makes of a
 //!    change a report where it only observes.
 //! 6. **Report** (`report.rs`). What was seen and what changed, every alternative with its times, what it saves and how surely, the front,
@@ -49,6 +50,7 @@ pub mod checker;
 mod config;
 mod decide;
 mod information;
+mod loss;
 pub mod memory;
 mod plans;
 mod policy;
@@ -62,6 +64,7 @@ pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::decide;
 pub use flexcomm_optimizer::PolicyConfig;
+pub use loss::LossWatch;
 pub use memory::Memory;
 pub use plans::{Buckets, ByBucket};
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};

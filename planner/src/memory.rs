@@ -1,6 +1,7 @@
 //! What the planner remembers from one call to the next. The caller stores it and hands it back unread.
 
 use crate::beliefs::Beliefs;
+use crate::loss::LossWatch;
 use flexcomm_domain::{LinkMatrix, Plan, Strategy, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,9 @@ pub struct Memory {
     /// The loss before a strategy under which it rose: until it is as low again, nothing is compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_limit: Option<f64>,
+    /// Whether the loss falls at all.
+    #[serde(skip_serializing_if = "LossWatch::is_new")]
+    pub loss_watch: LossWatch,
     /// Strategies that were in force, and when they were left, the newest last.
     pub left: Vec<(Strategy, Timestamp)>,
 }

@@ -1,5 +1,6 @@
 //! What a call saw, what it chose, what the alternatives would cost, and why.
 
+use crate::LossWatch;
 use crate::memory::LinkSummary;
 use crate::{LeftOut, Losses, Measured};
 use flexcomm_domain::{Decision, Family, Gain, JobId, Plan, Seconds, Strategy, Timestamp, Version};
@@ -66,11 +67,13 @@ pub enum Keep {
     Observing,
     /// The loss rose while gradients were compressed, and has not come back yet.
     LossRose,
+    /// The loss did not fall while gradients were compressed, and dense steps are tested.
+    LossFlat,
 }
 
 impl Keep {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::InvalidSnapshot,
         Self::NoLinks,
         Self::NoCompute,
@@ -82,6 +85,7 @@ impl Keep {
         Self::Pinned,
         Self::Observing,
         Self::LossRose,
+        Self::LossFlat,
     ];
 
     /// The name in metrics and on the wire.
@@ -98,6 +102,7 @@ impl Keep {
             Self::Pinned => "pinned",
             Self::Observing => "observing",
             Self::LossRose => "loss-rose",
+            Self::LossFlat => "loss-flat",
         }
     }
 }
@@ -203,6 +208,9 @@ pub struct Observed {
     /// Dense stays until the loss is as low as this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_limit: Option<f64>,
+    /// Whether the loss falls at all since the run began.
+    #[serde(default)]
+    pub loss_watch: LossWatch,
     /// Whether trials have measured gains and compression times.
     pub profile_measured: bool,
 }

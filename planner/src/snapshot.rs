@@ -5,7 +5,7 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
     Timestamp, Version,
 };
-use flexcomm_optimizer::{CoefficientBook, Problem, Profile, Times};
+use flexcomm_optimizer::{CoefficientBook, DELAY_STEPS, Delay, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,8 +66,9 @@ pub struct Snapshot {
     /// The training loss before and since the newest decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub losses: Option<Losses>,
-    /// How long the job still runs, if known.
-    pub remaining: Option<Seconds>,
+    /// How many steps it has taken.
+    #[serde(default)]
+    pub steps_taken: u64,
     /// What the last call returned; default for the first.
     pub memory: Memory,
     /// The operator's settings.
@@ -192,12 +193,15 @@ pub struct Measured {
     pub scatter: Option<Scatter>,
 }
 
-/// The training loss of the newest steps, and of those just before the newest decision came into force.
+/// The training loss of the newest steps, and of those before the newest decision came into force.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
     /// The decision. Losses of another version are ignored.
     pub version: Version,
-    /// Just before it; absent where too few of these steps reported a loss.
+    /// The first of the run, while it is at its beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<f64>,
+    /// The lowest of the last 256 reported before it; absent where too few of these reported a loss.
     pub before: Option<MeanLoss>,
     /// Of the newest steps.
     pub newest: MeanLoss,
@@ -210,13 +214,18 @@ pub struct MeanLoss {
     pub mean: f64,
     /// Its standard error.
     pub sd: f64,
+    /// The first of these steps; 0 in snapshots of earlier builds.
+    #[serde(default)]
+    pub first_step: u64,
+    /// The last one.
+    #[serde(default)]
+    pub last_step: u64,
 }
 
 impl Losses {
     /// By how many standard errors the newest are higher than those before.
     pub fn rise(&self) -> f64 {
-        let rise = |before: MeanLoss| (self.newest.mean - before.mean) / before.sd.hypot(self.newest.sd).max(1e-9);
-        self.before.map_or(0.0, rise)
+        self.before.map_or(0.0, |before| self.newest.above(before))
     }
 }
 
@@ -295,7 +304,7 @@ impl Snapshot {
             in_force: None,
             measured: None,
             losses: None,
-            remaining: None,
+            steps_taken: 0,
             memory: Memory::default(),
             config: Config::default(),
         }
@@ -320,6 +329,19 @@ impl Snapshot {
     /// The measurements that belong to the decision in force.
     pub fn measured_now(&self) -> Option<&Measured> {
         self.measured.as_ref().filter(|m| m.version == self.version() && m.steps > 0)
+    }
+
+    /// Steps that the training still has, where its policy says how many it has in all and it has not taken more.
+    pub fn steps_left(&self) -> Option<f64> {
+        let left = self.config.policy.time_to_quality().steps.map(|steps| steps - self.steps_taken as f64);
+        left.filter(|left| *left > 0.0)
+    }
+
+    /// What delay costs in the steps to come. Where their number is not known as many are expected as were taken, at least those
+    /// that the law was fitted to.
+    pub fn delay(&self) -> Delay {
+        let to_come = self.steps_left().unwrap_or(DELAY_STEPS.max(self.steps_taken as f64));
+        self.config.policy.time_to_quality().delay_in(Some(to_come))
     }
 
     /// The losses around the decision in force.

@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     for ((_, setting), (recipe, sent, compensated)) in energies {
         let strategy: Strategy = setting.parse()?;
         let gain = Gain::new((sent / compensated).clamp(1e-6, 1.0))?;
-        let law = Delay::of_momentum(Some(recipe.momentum.into()));
+        let law = Delay::of_training(Some(recipe.momentum.into()), None);
         let predicted = Quality::of(&strategy, gain, recipe.world).steps(law).ln();
         let measured: Result<Vec<f64>> =
             (1..=SEEDS).map(|seed| steps_over_dense(&Recipe { seed, ..recipe }, &setting, &curves)).collect();

@@ -91,11 +91,12 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let now_decided = decided.map(|plan| (version, plan));
     let as_decided: Vec<&WholeStep> = recent.whole.iter().filter(|s| s.is_as_decided(now_decided)).collect();
     let measured = measure::measured(&as_decided, version, now);
+    let steps_taken = recent.newest.map_or(0, |step| step + 1);
     let applied = in_force.as_ref().and_then(|f| Some((f.decision.version, f.applied_at_step?)));
     let losses = match applied {
         Some((version, from)) => {
             let points = app.store.losses(&job.job).await?;
-            losses::losses(&points, version, from)
+            losses::losses(&points, version, from).filter(|losses| losses::is_of_now(losses, steps_taken))
         }
         None => None,
     };
@@ -121,6 +122,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         measured,
         losses,
         earlier,
+        steps_taken,
         begun_with,
         in_force,
         memory: memory.unwrap_or_default(),

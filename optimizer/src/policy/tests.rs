@@ -28,7 +28,7 @@ fn solve(millions: f64, compute_s: f64, net: (f64, f64), config: &PolicyConfig) 
 }
 
 /// Without error feedback: what is not sent is lost.
-const LOST: TimeToQuality = TimeToQuality { gain_floor: 0.05, exponent: Some(1.0), momentum: None };
+const LOST: TimeToQuality = TimeToQuality { gain_floor: 0.05, exponent: Some(1.0), momentum: None, steps: None };
 
 const FAST: (f64, f64) = (1e-3, 25e9);
 const SLOW: (f64, f64) = (50e-3, 1e9);
@@ -216,7 +216,7 @@ proptest! {
         let configs = [
             PolicyConfig::Weights(Weights { comp, sync, inverse_gain_s: gain_s }),
             PolicyConfig::Knee(Knee { unit_s: unit }),
-            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, exponent: Some(unit), momentum: None }),
+            PolicyConfig::TimeToQuality(TimeToQuality { gain_floor: floor, exponent: Some(unit), momentum: None, steps: None }),
         ];
         for config in configs {
             let choice = config.policy().choose(&all, &front, Seconds::ZERO);

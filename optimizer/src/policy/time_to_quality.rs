@@ -12,24 +12,32 @@ pub struct TimeToQuality {
     /// Candidates whose [`Quality::effective_gain`] is below are not eligible.
     pub gain_floor: f64,
     /// Exponent p of gain^-p, the steps that make the progress of a dense one under error feedback; 0 to 1. 1: a step that keeps
-    /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: by the law of the job's momentum, see
-    /// [`Delay::of_momentum`].
+    /// half the gradient's energy is worth half a step. 0: nothing is lost by sending later. Default: by the law of the job's momentum
+    /// and of the steps to come, see [`Delay::of_training`].
     pub exponent: Option<f64>,
     /// Of the job's optimizer, at least 0 and below 1. Default: as the trainers say.
     pub momentum: Option<f64>,
+    /// Steps of the whole training, 1 or more: the more are to come, the less delay costs. Default: as many are expected to come as were taken,
+    /// at least [`crate::DELAY_STEPS`].
+    pub steps: Option<f64>,
 }
 
 impl Default for TimeToQuality {
     /// No floor: what little is kept costs is in the steps it takes.
     fn default() -> Self {
-        Self { gain_floor: 0.0, exponent: None, momentum: None }
+        Self { gain_floor: 0.0, exponent: None, momentum: None, steps: None }
     }
 }
 
 impl TimeToQuality {
-    /// What delay costs.
+    /// What delay costs in the whole training.
     pub fn delay(&self) -> Delay {
-        self.exponent.map_or_else(|| Delay::of_momentum(self.momentum), Delay::of_exponent)
+        self.delay_in(self.steps)
+    }
+
+    /// What delay costs where so many steps are to come.
+    pub fn delay_in(&self, to_come: Option<f64>) -> Delay {
+        self.exponent.map_or_else(|| Delay::of_training(self.momentum, to_come), Delay::of_exponent)
     }
 
     /// Seconds for the progress of one dense step, by steps of `t_step` seconds.

@@ -100,7 +100,7 @@ pub(super) fn loss(s: &Snapshot, d: &Decision, pinned: bool, found: &mut Finding
     let losses = s.losses.filter(|losses| losses.version == current.decision.version);
     let Some((before, newest)) = losses.and_then(|losses| Some((losses.before?, losses.newest))) else { return };
     let error = (before.sd.powi(2) + newest.sd.powi(2)).sqrt().max(1e-6);
-    let rose = newest.mean - before.mean > 6.0 * error;
+    let rose = newest.mean - before.mean > 7.0 * error;
     found.expect(!rose || d.plan.is_dense(), "loss", || format!("{} though the loss rose to {}", d.plan, newest.mean));
 }
 

@@ -158,7 +158,12 @@ fn what_follows_a_loss_that_rose_is_dense() {
     spoilt("loss", |s, _| {
         let in_force = s.in_force.as_mut().unwrap();
         in_force.decision.plan = "topk(k=0.001)+ef(vanilla)/allgather".parse().unwrap();
-        let loss = |mean: f64| MeanLoss { mean, sd: 0.05 };
-        s.losses = Some(Losses { version: in_force.decision.version, before: Some(loss(1.0)), newest: loss(1.5) });
+        let loss = |mean: f64| MeanLoss { mean, sd: 0.05, first_step: 0, last_step: 23 };
+        s.losses = Some(Losses {
+            version: in_force.decision.version,
+            began: None,
+            before: Some(loss(1.0)),
+            newest: loss(1.5),
+        });
     });
 }

@@ -1,10 +1,10 @@
 //! What decide() answers in the situations of a job's life.
 
 use crate::common::{Job, next, of, profile, seconds};
-use flexcomm_domain::{Collective, Plan, Strategy, Version};
+use flexcomm_domain::{CodecBytes, Collective, Plan, Strategy, Version};
 use flexcomm_optimizer::Solver;
 use flexcomm_optimizer::policy::TimeToQuality;
-use flexcomm_planner::{Keep, Losses, MeanLoss, PolicyConfig, Verdict};
+use flexcomm_planner::{Keep, LossWatch, Losses, MeanLoss, PolicyConfig, Verdict};
 
 fn as_modelled(_: &Strategy) -> f64 {
     1.0
@@ -159,7 +159,7 @@ fn a_least_gain_that_the_operator_sets_is_a_limit() {
     job.call();
     let free = job.call().report.in_force.unwrap().gain.get();
     job.wait(60.0);
-    let limited = TimeToQuality { gain_floor: 0.7, exponent: Some(1.0), momentum: None };
+    let limited = TimeToQuality { gain_floor: 0.7, exponent: Some(1.0), momentum: None, steps: None };
     assert!(free < 0.7);
     job.s.config.policy = PolicyConfig::TimeToQuality(limited);
     let outcome = job.call();
@@ -197,13 +197,17 @@ fn a_job_that_ends_soon_changes_nothing_more() {
     job.call();
     job.run(30, as_modelled);
     job.network(0.001, 0.25e9);
-    job.s.remaining = Some(seconds(0.1));
+    job.has_steps(100.0, 99);
     job.wait(1.0);
+    let mut longer = Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
     let outcome = job.call();
     assert_eq!(outcome.verdict, Verdict::Keep(Keep::NotSure), "{}", outcome.report.why);
-    assert!(outcome.report.horizon_s <= 0.1);
-    job.s.remaining = Some(seconds(1000.0));
-    assert!(job.call().decision().is_some());
+    // One that has taken more than it said goes on for as long as one that says nothing.
+    for (steps, taken) in [(1e4, 99), (100.0, 100)] {
+        longer.has_steps(steps, taken);
+        let mut job = Job { s: longer.s.clone(), now: longer.now, rng: longer.rng.clone() };
+        assert!(job.call().decision().is_some(), "{taken} of {steps}");
+    }
 }
 
 #[test]
@@ -290,9 +294,10 @@ fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
     job.network(0.001, 1e9);
     job.run(10, |_| 1.0);
     assert!(!job.strategy().is_dense());
-    let loss = |mean: f64| MeanLoss { mean, sd: 0.05 };
+    let loss = |mean: f64| MeanLoss { mean, sd: 0.05, first_step: 0, last_step: 23 };
     let look = |job: &mut Job, before: f64, newest: f64| {
-        job.s.losses = Some(Losses { version: job.s.version(), before: Some(loss(before)), newest: loss(newest) });
+        job.s.losses =
+            Some(Losses { version: job.s.version(), began: None, before: Some(loss(before)), newest: loss(newest) });
         job.run(1, |_| 1.0).remove(0)
     };
     let fell_less = look(&mut job, 1.0, 0.99);
@@ -322,6 +327,70 @@ fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
     again.s.memory.loss_limit = None;
     let observed = look(&mut again, 1.0, 1.5);
     assert_eq!((observed.verdict, again.s.memory.loss_limit), (Verdict::Keep(Keep::Observing), None));
+}
+
+#[test]
+fn a_loss_that_falls_under_dense_steps_alone_refuses_what_takes_as_many_steps() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.run(60, |_| 1.0);
+    let look = |job: &mut Job, step: u64, mean: f64| {
+        let newest = MeanLoss { mean, sd: 0.05, first_step: step - 23, last_step: step };
+        job.s.losses = Some(Losses { version: job.s.version(), began: Some(2.4), before: None, newest });
+        job.run(1, |_| 1.0).remove(0)
+    };
+    look(&mut job, 30, 2.30);
+    look(&mut job, 100, 2.25);
+    let compressed = job.s.plan().clone();
+    assert!(!compressed.is_dense());
+    let flat = look(&mut job, 130, 2.31);
+    assert!(job.strategy().is_dense(), "{}", flat.report.why);
+    assert!(flat.report.why.starts_with("the loss has not fallen in 123 steps under "), "{}", flat.report.why);
+    for step in 160..190 {
+        let kept = look(&mut job, step, 2.2);
+        assert_eq!(kept.verdict, Verdict::Keep(Keep::LossFlat), "{}", kept.report.why);
+    }
+    let copy = |job: &Job| Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
+    // Nor does it under dense steps: compression is not to blame.
+    let mut neither = copy(&job);
+    for step in [270, 280] {
+        look(&mut neither, step, 2.2);
+    }
+    assert!(!neither.strategy().is_dense());
+    // What no loss tells of any more is not waited for; with steps of a second for a while.
+    let mut unknown = copy(&job);
+    unknown.s.losses = None;
+    unknown.run(301, |_| 1.0);
+    assert!(!unknown.strategy().is_dense());
+    for step in 190..300 {
+        let outcome = look(&mut job, step, 1.5);
+        assert_ne!(*job.s.plan(), compressed, "{}", outcome.report.why);
+    }
+    assert_eq!(*job.s.memory.loss_watch.refused().unwrap().0, compressed);
+    // Where only observed nothing is tested.
+    let mut observed = copy(&neither);
+    observed.s.policy.observe = true;
+    observed.s.memory.loss_watch = LossWatch::default();
+    for step in [30, 100, 130] {
+        look(&mut observed, step, 2.3);
+    }
+    assert!(matches!(observed.s.memory.loss_watch, LossWatch::Watching { .. }));
+}
+
+#[test]
+fn an_unbiased_compressor_whose_noise_exceeds_the_gradient_is_never_decided() {
+    let chosen = |text: &str| {
+        let mut job = Job::new();
+        // Messages so small that each would be worth its steps.
+        let bytes = CodecBytes { value_bytes: 0.04, ..CodecBytes::DENSE };
+        job.s.offer.codecs = [(text.parse().unwrap(), bytes)].into();
+        job.network(0.001, 1e8);
+        job.run(60, |_| 1.0);
+        job.s.plan().clone()
+    };
+    // A tenth of the values over eight ranks that draw apart: 1.1 of the gradient's energy. Seven levels of the largest value: a thirtieth.
+    assert!(chosen("randomk(k=*,scaled=true,shared=false)").is_dense());
+    assert!(!chosen("qsgd(s=7,norm=max)").is_dense());
 }
 
 /// A network that is nearly good enough: one ratio for all buckets costs more progress than it saves.

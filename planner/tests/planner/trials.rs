@@ -64,7 +64,7 @@ fn no_trial_is_asked_for_where_it_cannot_pay() {
     assert!(asks(&|_| ()));
     assert!(!asks(&|job| job.s.config.trial_budget_s = seconds(0.0)), "the operator wants none");
     assert!(!asks(&|job| job.network(1e-6, 800e9)), "dense is best whatever compression keeps");
-    assert!(!asks(&|job| job.s.remaining = Some(seconds(2.0))), "the job ends before it would pay");
+    assert!(!asks(&|job| job.has_steps(102.0, 100)), "the job ends before it would pay");
 }
 
 /// Only rank 0's shadows answer there, and AR-Topk has none.

@@ -59,6 +59,13 @@ impl Job {
         job
     }
 
+    /// The training has so many steps, of which so many are taken.
+    pub fn has_steps(&mut self, steps: f64, taken: u64) {
+        let policy = self.s.config.policy.time_to_quality();
+        self.s.config.policy = PolicyConfig::TimeToQuality(TimeToQuality { steps: Some(steps), ..policy });
+        self.s.steps_taken = taken;
+    }
+
     /// All links are so, and tests between all nodes have just found that.
     pub fn network(&mut self, alpha: f64, bandwidth: f64) {
         self.latencies(alpha, bandwidth);
