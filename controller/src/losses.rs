@@ -37,7 +37,7 @@ fn began(points: &[ProgressRow], newest_first: &[(u64, f64)]) -> Option<f64> {
     is_whole.then(|| first.iter().sum::<f64>() / first.len() as f64).filter(|mean| mean.is_finite())
 }
 
-/// Whether losses are still reported: those of a trainer that ends to report them, or reports NaN, stay the newest for ever.
+/// Whether losses are still reported: those of a trainer that stops reporting them, or reports NaN, stay the newest.
 pub fn is_of_now(losses: &Losses, steps_taken: u64) -> bool {
     let MeanLoss { first_step, last_step, .. } = losses.newest;
     steps_taken.saturating_sub(last_step) <= STALE.max(last_step - first_step)

@@ -68,8 +68,15 @@ pub(crate) struct Priced {
     pub(crate) scores: Vec<f64>,
     /// Their mean; infinite where it is not admitted.
     pub(crate) mean: f64,
-    /// Logarithm of the steps that make the progress of a dense one, the median.
-    pub(crate) log_steps: f64,
+    /// Samples of the logarithm of the steps that make the progress of a dense one.
+    log_steps: Vec<f64>,
+}
+
+impl Priced {
+    /// The logarithm of the steps that make the progress of a dense one, the median.
+    pub(crate) fn log_steps(&self) -> f64 {
+        median(&self.log_steps)
+    }
 }
 
 /// What plans cost.
@@ -311,7 +318,7 @@ impl Beliefs {
             return Vec::new();
         }
         let mut of: Vec<Evaluated> = plans::options(s).iter().filter_map(|x| known.evaluated(x)).collect();
-        of.retain(|e| is_known(&e.strategy) || quality(s, e)(self.expected_gain(s, e)).variance <= MOST_VARIANCE);
+        of.retain(|e| !is_noisy(s, e, || self.expected_gain(s, e)));
         if of.iter().all(|e| e.strategy.is_dense()) {
             return Vec::new();
         }
@@ -486,10 +493,7 @@ impl Sampled {
             gains.iter().map(steps).collect()
         };
         let steps = of.iter().zip(&mut gains).map(steps).collect();
-        let noisy = |(e, gains): (&Evaluated, &Vec<f64>)| {
-            !is_known(&e.strategy) && quality(s, e)(median(gains)).variance > MOST_VARIANCE
-        };
-        let noisy = of.iter().zip(&gains).map(noisy).collect();
+        let noisy = of.iter().zip(&gains).map(|(e, gains)| is_noisy(s, e, || median(gains))).collect();
         Self { of, compute_s, comp, gains, steps, noisy }
     }
 
@@ -552,7 +556,7 @@ impl Sampled {
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
         let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what, log_steps: median(&steps) }
+        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what, log_steps: steps }
     }
 
     /// Logarithm of 1/gain as policies see it, over kinds of these shares of the energy; `gain` takes one of a kind's samples.
@@ -569,6 +573,12 @@ impl Sampled {
 /// Whether what a strategy keeps follows from its definition.
 fn is_known(strategy: &Strategy) -> bool {
     strategy.is_dense() || known_gain(strategy.family()).is_some()
+}
+
+/// Whether a strategy of this gain adds more noise than [`MOST_VARIANCE`].
+fn is_noisy(s: &Snapshot, of: &Evaluated, gain: impl FnOnce() -> f64) -> bool {
+    let may_be = of.strategy.spec().is_unbiased_without_memory() && !is_known(&of.strategy);
+    may_be && quality(s, of)(gain()).variance > MOST_VARIANCE
 }
 
 /// What a strategy leaves of the gradient, by its gain.

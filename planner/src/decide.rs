@@ -296,12 +296,12 @@ impl<'a> Call<'a> {
     fn refuse(&mut self) {
         let Some((plan, known)) = self.memory.loss_watch.refused() else { return };
         let priced = self.all.iter().find(|x| x.plan == *plan);
-        let most = NEARLY_AS_MANY * priced.map_or(known, |x| x.log_steps);
+        let most = NEARLY_AS_MANY * priced.map_or(known, Priced::log_steps);
         let in_both = |x: &Strategy| !x.is_dense() && plan.strategies().contains(x);
         let is_refused = |x: &&mut Priced| {
             let shares = x.plan.strategies().iter().any(in_both);
             // What is in force stays where it is only now expected to take as many.
-            shares || x.log_steps > most.max(0.0) && x.plan != *self.s.plan()
+            shares || x.log_steps() > most.max(0.0) && x.plan != *self.s.plan()
         };
         for x in self.all.iter_mut().filter(is_refused) {
             x.mean = f64::INFINITY;
@@ -444,7 +444,7 @@ impl<'a> Call<'a> {
             first.mean,
             losses.newest.mean,
         );
-        self.dense_for(LossCause::Flat(losses.newest, self.all[current].log_steps), why)
+        self.dense_for(LossCause::Flat(losses.newest, self.all[current].log_steps()), why)
     }
 
     fn dense_for(&self, cause: LossCause, why: String) -> Option<Choice> {

@@ -1,8 +1,7 @@
 //! What a call saw, what it chose, what the alternatives would cost, and why.
 
-use crate::LossWatch;
 use crate::memory::LinkSummary;
-use crate::{LeftOut, Losses, Measured};
+use crate::{LeftOut, LossWatch, Losses, Measured};
 use flexcomm_domain::{Decision, Family, Gain, JobId, Plan, Seconds, Strategy, Timestamp, Version};
 use flexcomm_optimizer::{Solver, Terms};
 use serde::{Deserialize, Serialize};

@@ -199,13 +199,13 @@ fn a_job_that_ends_soon_changes_nothing_more() {
     job.network(0.001, 0.25e9);
     job.has_steps(100.0, 99);
     job.wait(1.0);
-    let mut longer = Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
+    let mut longer = job.clone();
     let outcome = job.call();
     assert_eq!(outcome.verdict, Verdict::Keep(Keep::NotSure), "{}", outcome.report.why);
-    // One that has taken more than it said goes on for as long as one that says nothing.
+    // One that has taken more steps than its policy has goes on for as long as one whose policy has none.
     for (steps, taken) in [(1e4, 99), (100.0, 100)] {
         longer.has_steps(steps, taken);
-        let mut job = Job { s: longer.s.clone(), now: longer.now, rng: longer.rng.clone() };
+        let mut job = longer.clone();
         assert!(job.call().decision().is_some(), "{taken} of {steps}");
     }
 }
@@ -311,12 +311,12 @@ fn a_loss_that_rises_under_compression_is_answered_by_dense_until_it_is_back() {
         let kept = look(&mut job, 1.5, 1.3);
         assert_eq!(kept.verdict, Verdict::Keep(Keep::LossRose), "{}", kept.report.why);
     }
-    let mut again = Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
+    let mut again = job.clone();
     let back = look(&mut job, 1.5, 0.98);
     assert!(!job.strategy().is_dense(), "{}", back.report.why);
     // What was before is too far back, or no loss is reported any more.
     for (losses, looks) in [(again.s.losses.map(|losses| Losses { before: None, ..losses }), 1), (None, 301)] {
-        let mut job = Job { s: again.s.clone(), now: again.now, rng: again.rng.clone() };
+        let mut job = again.clone();
         job.s.losses = losses;
         job.run(looks, |_| 1.0);
         assert!(!job.strategy().is_dense(), "{losses:?}");
@@ -350,15 +350,14 @@ fn a_loss_that_falls_under_dense_steps_alone_refuses_what_takes_as_many_steps() 
         let kept = look(&mut job, step, 2.2);
         assert_eq!(kept.verdict, Verdict::Keep(Keep::LossFlat), "{}", kept.report.why);
     }
-    let copy = |job: &Job| Job { s: job.s.clone(), now: job.now, rng: job.rng.clone() };
     // Nor does it under dense steps: compression is not to blame.
-    let mut neither = copy(&job);
+    let mut neither = job.clone();
     for step in [270, 280] {
         look(&mut neither, step, 2.2);
     }
     assert!(!neither.strategy().is_dense());
     // What no loss tells of any more is not waited for; with steps of a second for a while.
-    let mut unknown = copy(&job);
+    let mut unknown = job.clone();
     unknown.s.losses = None;
     unknown.run(301, |_| 1.0);
     assert!(!unknown.strategy().is_dense());
@@ -368,7 +367,7 @@ fn a_loss_that_falls_under_dense_steps_alone_refuses_what_takes_as_many_steps() 
     }
     assert_eq!(*job.s.memory.loss_watch.refused().unwrap().0, compressed);
     // Where only observed nothing is tested.
-    let mut observed = copy(&neither);
+    let mut observed = neither.clone();
     observed.s.policy.observe = true;
     observed.s.memory.loss_watch = LossWatch::default();
     for step in [30, 100, 130] {

@@ -35,6 +35,7 @@ pub fn learn(s: &mut Snapshot, profile: Profile) {
     s.profiles.long_run = true;
 }
 
+#[derive(Clone)]
 pub struct Job {
     pub s: Snapshot,
     pub now: Timestamp,
