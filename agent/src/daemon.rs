@@ -98,7 +98,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let probing = Probing::start(&config, reports.clone(), metrics.clone())?;
     let jobs =
         Jobs::open(&config.state_dir, metrics.clone()).map_err(io("read the decisions in", &config.state_dir))?;
-    let sinks = trainers::Sinks { reports: reports.clone(), passive: probing.passive(), metrics: metrics.clone() };
+    let sinks = trainers::Sinks { reports: reports.clone(), metrics: metrics.clone() };
     let trainers = Trainers::new(&config, sinks, jobs);
     let (shape, desired) = watch::channel(shaping::DesiredShape::default());
     let follower = Follower::new(config.node.clone());

@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Pure: [`config`]'s checks, `orders`, `trainers/protocol`, `trainers/merge`, `spool/format`, `controller/sse`,
-//! `controller/backoff`, `controller/pace`, `probing/due`, `probing/links`, `probing/looks`, `probing/grant`, `probing/budget` (but
-//! for its file). [`parts`] shows what simulations need of them. Only [`tc`] changes qdiscs.
+//! `controller/backoff`, `controller/pace`, `probing/due`, `probing/links`, `probing/grant`, `probing/budget` (but for its file). [`parts`] shows what simulations need of them. Only [`tc`] changes qdiscs.
 
 mod clock;
 pub mod config;
@@ -39,8 +38,7 @@ pub mod parts {
     pub use crate::probing::LOOK_EVERY;
     pub use crate::probing::budget::{Account, Held};
     pub use crate::probing::grant::{self, Failed, Prepared};
-    pub use crate::probing::links::{Links, Way, echo_addr};
-    pub use crate::probing::looks::{LATER, LIST_EVERY, Look, Looks};
+    pub use crate::probing::links::{Links, echo_addr};
     pub use crate::trainers::merge::{Rejected, merge};
     pub use crate::trainers::protocol::{Event, Session};
 }

@@ -95,10 +95,6 @@ metrics! {
     counter grants_unused_total,
     /// Traceroutes that failed.
     counter trace_errors_total,
-    /// Passive samples taken in.
-    counter passive_samples_total,
-    /// Passive samples from unknown peers or with absurd values, rejected.
-    counter passive_rejected_total,
     /// Trainers connected now.
     gauge trainers,
     /// Trainers' connections that were refused or closed for a bad line.

@@ -55,7 +55,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .event_format(Repeats::of(tracing_subscriber::fmt::format().with_target(false)))
         .init();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Two: one may wait for a disk. With many, each message wakes another.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

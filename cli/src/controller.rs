@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(long, env = "FLEXCOMM_CONTROLLER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Address and port of API and page [default: 127.0.0.1:7070].
-    #[arg(long, env = "FLEXCOMM_LISTEN", value_name = "ADDR:PORT")]
+    #[arg(long, env = "FLEXCOMM_LISTEN", value_name = "IP:PORT", value_parser = crate::address)]
     listen: Option<SocketAddr>,
     /// SQLite file, made when it does not exist [default: flexcomm.db].
     #[arg(long, env = "FLEXCOMM_DB", value_name = "FILE")]

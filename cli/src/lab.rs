@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use flexcomm_lab::host::{Backend, HostOptions};
-use flexcomm_lab::plan::{LabPlan, MAX_NODES};
+use flexcomm_lab::plan::{LabPlan, MAX_NODES, TOKEN_FILE};
 use flexcomm_lab::worker::TrainingSettings;
 use flexcomm_sim::schedule::{self, Schedule};
 use std::net::SocketAddr;
@@ -85,7 +85,7 @@ struct Up {
     #[arg(long)]
     exit_when_done: bool,
     /// Where page and REST are reachable on this machine (loopback only).
-    #[arg(long, default_value = "127.0.0.1:7070")]
+    #[arg(long, default_value = "127.0.0.1:7070", value_name = "IP:PORT", value_parser = crate::address)]
     listen: SocketAddr,
     /// Which kernel carries the network.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
@@ -191,6 +191,7 @@ fn run_up(up: Up) -> Result<()> {
     println!("flexcomm lab: logs and results in {}", plan.out.display());
     println!("{}", flexcomm_lab::inside::LAB_SETTINGS);
     println!("page: http://{}/   REST: http://{}/api/v1/jobs/lab/decision   (Ctrl-C ends)", lab.listen, lab.listen);
+    println!("token, which REST asks for where something is set: {}", plan.out.join(TOKEN_FILE).display());
     lab.run(plan, || stop.load(Ordering::Relaxed), |line| println!("{line}"))?;
     Ok(())
 }

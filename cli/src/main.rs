@@ -89,6 +89,11 @@ fn main() -> std::process::ExitCode {
     status
 }
 
+/// An address to listen on. Names are not looked up: which of a name's addresses is meant would be a guess.
+fn address(text: &str) -> Result<std::net::SocketAddr, String> {
+    text.parse().map_err(|_| "expected IP:PORT, for example 127.0.0.1:7070".to_owned())
+}
+
 /// On stderr, which a daemon's supervisor may have closed or may not read.
 fn write_line(what: &str) {
     flexcomm_log::write_line(&format!("flexcomm: {what}"));

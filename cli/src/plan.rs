@@ -197,13 +197,15 @@ fn parse_count(text: &str) -> Result<u64, String> {
         _ => (text.trim(), 1.0),
     };
     let count = number.trim().replace('_', "").parse::<f64>().map_err(|_| help())? * scale;
-    if (1.0..=MAX_PARAMS).contains(&count.round()) {
-        Ok(count.round() as u64)
-    } else if count.abs() < MAX_PARAMS {
-        Err(format!("{text} is {count} values, allowed are 1 to {MAX_PARAMS:e}"))
-    } else {
-        Err(format!("{text} is {count:e} values, allowed are 1 to {MAX_PARAMS:e}"))
+    if count.is_nan() {
+        return Err(help());
     }
+    if (1.0..=MAX_PARAMS).contains(&count.round()) {
+        return Ok(count.round() as u64);
+    }
+    // What stands before k, M or B is not yet the count.
+    let is = if scale == 1.0 { String::new() } else { format!(" is {count:e}") };
+    Err(format!("{}{is} values, allowed are 1 to {MAX_PARAMS:e}", text.trim()))
 }
 
 fn parse_cr(text: &str) -> Result<Ratio, String> {
@@ -323,6 +325,11 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
 /// convolutional network and those of a transformer. Matters to low-rank compressors alone.
 const MATRIX: usize = 512;
 
+/// `1 worker`, `8 workers`.
+fn workers(count: usize) -> String {
+    format!("{count} worker{}", if count == 1 { "" } else { "s" })
+}
+
 /// What a compressor sends of so many values, by its codec on matrices of [`MATRIX`] rows and columns.
 fn bytes_of(family: Family, values: u64) -> Result<CodecBytes> {
     let codec = |matrices: usize| -> Result<CodecBytes> {
@@ -352,6 +359,8 @@ struct Plan {
     problem: Problem,
     solved: Solved,
     policy: &'static str,
+    /// Whether it is time-to-quality: break-even gains are of no other.
+    by_quality: bool,
     network: String,
     assumed: Vec<String>,
     /// Whether gains were given, of what keeps a share of the values.
@@ -420,7 +429,8 @@ impl Plan {
         }
         assumed.extend(solved.buckets.iter().flat_map(buckets::Searched::assumed));
         let (policy, gain_given) = (config.policy().name(), args.gain.is_some());
-        let mut plan = Self { problem, solved, policy, network, assumed, gain_given };
+        let by_quality = matches!(config, PolicyConfig::TimeToQuality(_));
+        let mut plan = Self { problem, solved, policy, by_quality, network, assumed, gain_given };
         plan.compare_with_dense(&config.time_to_quality());
         Ok(plan)
     }
@@ -645,21 +655,21 @@ fn network(args: &Args) -> Result<(LinkMatrix, String)> {
     if let Some(path) = &args.links {
         let links = files::load(path, files::parse_links)?;
         let n = links.ranks();
-        if let Some(workers) = args.workers.filter(|w| *w as usize != n) {
-            bad_argument!("--workers is {workers} but {} has links of {n} workers", path.display());
+        if let Some(given) = args.workers.filter(|w| *w as usize != n) {
+            bad_argument!("--workers is {given} but {} has links of {}", path.display(), workers(n));
         }
-        return Ok((links, format!("{n} workers, links of {}", path.display())));
+        return Ok((links, format!("{}, links of {}", workers(n), path.display())));
     }
     let (Some(n), Some(alpha), Some(bandwidth)) = (args.workers, args.latency, args.bandwidth) else {
         bad_argument!("--workers, --latency and --bandwidth are needed, or --links");
     };
     let (between, per_node) = (Link { alpha, bandwidth }, args.per_node);
     if per_node > 1 && per_node >= n {
-        bad_argument!("--per-node is {per_node} of {n} workers: no link would be between nodes");
+        bad_argument!("--per-node is {per_node} of {}: no link would be between nodes", workers(n as usize));
     }
     if per_node == 1 {
         let links = LinkMatrix::uniform(n as usize, between)?;
-        return Ok((links, format!("{n} workers, every link {alpha} and {bandwidth}")));
+        return Ok((links, format!("{}, every link {alpha} and {bandwidth}", workers(n as usize))));
     }
     let nodes = (0..n).map(|rank| rank / per_node).collect();
     let links = LinkMatrix::uniform(n as usize, between)?.on_nodes(nodes)?.with_local_links();

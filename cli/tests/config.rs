@@ -44,6 +44,18 @@ fn a_configuration_that_cannot_be_used_is_not_printed() {
 }
 
 #[test]
+fn what_is_no_address_is_told_the_form() {
+    let refused = controller(&["--listen", "localhost:7070", "--print-config"]);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("expected IP:PORT, for example 127.0.0.1:7070"), "{said}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flexcomm"));
+    let refused = command.args(["controller", "--print-config"]).env("FLEXCOMM_LISTEN", "7070").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("expected IP:PORT"), "{said}");
+}
+
+#[test]
 fn an_agents_configuration_is_printed_without_its_token() {
     let printed = flexcomm("agent", &["--node", "a", "--token", "a-test-token", "--print-config"]);
     let text = String::from_utf8(printed.stdout).unwrap();

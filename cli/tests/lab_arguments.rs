@@ -29,6 +29,7 @@ fn wrong_arguments_are_named_and_leave_nothing() {
         ("--least-compute", "1h", "--least-compute"),
         ("--rate-divisor", "0", "--rate-divisor"),
         ("--epochs", "1", "--epochs: number of epochs is 1, allowed is 4"),
+        ("--listen", "localhost:7070", "expected IP:PORT, for example 127.0.0.1:7070"),
     ] {
         let (output, said) = refused(&[flag, value]);
         assert!(said.contains(words), "{flag} {value}: {said}");

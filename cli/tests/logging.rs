@@ -173,6 +173,7 @@ fn an_agent_takes_all(stderr_is_open: bool) {
         gradient_values: 1,
         buckets: Vec::new(),
         momentum: None,
+        machine: None,
         policy: None,
         backend: "x".into(),
         codecs: vec![],

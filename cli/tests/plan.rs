@@ -127,6 +127,30 @@ fn people_read_one_unit_per_column_and_when_dense_is_best() {
     let assumed = text(&on_network(&["--params", "25M", "--exponent", "1"]));
     assert!(assumed.contains("Under the assumed gain c^0.6 dense is best here"), "{assumed}");
     assert!(assumed.contains("Break-even") && !assumed.contains("would not pay"), "{assumed}");
+    let knee = text(&on_network(&["--params", "25M", "--policy", "knee"]));
+    assert!(!knee.to_lowercase().contains("break-even") && !knee.contains("At no gain"), "{knee}");
+    let alone = text(&run(&["--params", "1M", "--workers", "1", "--latency", "1ms", "--bandwidth", "1gbit"]));
+    assert!(alone.contains("1 worker, every link"), "{alone}");
+}
+
+/// Break-even gains are of rows that the table shows, of one strategy for all buckets alike, and never shown as 0.
+#[test]
+fn break_even_gains_are_of_the_table_s_rows() {
+    let network = ["--workers", "8", "--latency", "50us", "--bandwidth", "25gbit", "--compute", "80ms"];
+    let slow = ["--workers", "8", "--latency", "1ms", "--bandwidth", "1gbit", "--compute", "1ms"];
+    for (network, buckets) in [(&network[..], &[][..]), (&slow, &[]), (&slow, &["--buckets", "10"])] {
+        let args = ["--params", "25.56M", "--compressors", "topk,powersgd,fp16"];
+        let shown = text(&run(&[&args[..], network, buckets].concat()));
+        let (table, even) = shown.split_once("Break-even").unwrap_or_else(|| panic!("{shown}"));
+        let rows: Vec<&str> = even.lines().skip(1).take_while(|line| line.starts_with("  ")).collect();
+        assert!(!rows.is_empty(), "{shown}");
+        for row in rows {
+            // Compressor and collective are the same columns in both.
+            assert!(table.lines().any(|line| line.get(2..38) == row.get(2..38)), "{row}: {shown}");
+            assert!(!row.contains("0.0000"), "{row}");
+        }
+        assert_eq!(even.starts_with(" in all buckets alike,"), !buckets.is_empty(), "{shown}");
+    }
 }
 
 #[test]
@@ -600,11 +624,12 @@ fn times_come_from_a_bench() {
 #[test]
 fn bad_numbers_are_refused_by_name() {
     for (params, words) in [
-        ("1e300", &["1e300 is 1e300 values, allowed are 1 to 1e14"][..]),
-        ("NaN", &["NaN", "allowed are 1 to 1e14"]),
-        ("-5", &["-5 is -5 values"]),
-        ("0", &["0 values"]),
-        ("inf", &["inf"]),
+        ("1e300", &[": 1e300 values, allowed are 1 to 1e14"][..]),
+        ("NaN", &["\"NaN\" is not a count"]),
+        ("-5", &[": -5 values, allowed are 1 to 1e14"]),
+        ("0", &[": 0 values"]),
+        ("-5k", &["-5k is -5e3 values"]),
+        ("inf", &["inf values"]),
         ("25X", &["\"25X\" is not a count"]),
         ("", &["is not a count"]),
     ] {

@@ -75,9 +75,9 @@ pub struct JobStatus {
     pub report: Option<Arc<flexcomm_planner::Report>>,
     /// What the report is of, where nothing was decided: snapshots of decisions are in the store.
     pub undecided: Option<Arc<flexcomm_planner::Snapshot>>,
-    /// The collective under the decision in force, predicted for now.
+    /// The collective under the decision in force, as predicted before the steps of the interval that is open.
     pub predicted_sync_us: Option<f64>,
-    /// The step under the decision in force, predicted for now.
+    /// The same of the step.
     pub predicted_step_us: Option<f64>,
     /// The newest trial that the coefficients were fitted to; 0 before the first.
     pub fitted_trial: u64,

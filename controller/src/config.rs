@@ -1,7 +1,7 @@
 //! Configuration in two steps: [`RawConfig`] as written, [`Config`] as used.
 
 use flexcomm_domain::nearest;
-use flexcomm_optimizer::Times;
+use flexcomm_optimizer::{PolicyConfig, Times};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -193,6 +193,16 @@ pub enum ConfigError {
         /// What takes its place, or why nothing does.
         replacement: &'static str,
     },
+    /// A setting of another policy than the one that is named.
+    #[error("`{key}` belongs to {owner}, not to {name}")]
+    OtherPolicy {
+        /// With its section.
+        key: String,
+        /// Whose setting it is.
+        owner: &'static str,
+        /// The policy that is named.
+        name: &'static str,
+    },
     /// A value out of its range.
     #[error("`{key}` is {value}, allowed is {allowed}")]
     Range {
@@ -362,15 +372,30 @@ fn replaced(path: &str, key: &str) -> Option<&'static str> {
     flexcomm_planner::Config::replacement(key).filter(|_| path == "planner.")
 }
 
-/// A policy's keys depend on its name, so that serde checks them.
-const FREE: &str = "planner.policy";
+/// A policy's keys depend on its name.
+const POLICY: &str = "planner.policy";
+
+/// Checks a policy's keys by its name; a name that is none is left to who reads the policy.
+fn unknown_setting(given: &serde_json::Value) -> Result<(), ConfigError> {
+    let settings = |name: &str| serde_json::to_value(PolicyConfig::by_name(name).ok()).unwrap_or_default();
+    let written = given.get("name").and_then(serde_json::Value::as_str);
+    let name = PolicyConfig::NAMES.into_iter().find(|name| written == Some(*name));
+    let (Some(name), Some(fields)) = (name, given.as_object()) else { return Ok(()) };
+    let known = settings(name);
+    for key in fields.keys().filter(|key| known.get(key.as_str()).is_none()) {
+        if let Some(owner) = PolicyConfig::NAMES.into_iter().find(|other| settings(other).get(key).is_some()) {
+            return Err(ConfigError::OtherPolicy { key: format!("{POLICY}.{key}"), owner, name });
+        }
+    }
+    unknown_key(given, &known, &format!("{POLICY}."))
+}
 
 fn unknown_key(given: &serde_json::Value, known: &serde_json::Value, path: &str) -> Result<(), ConfigError> {
     let (Some(given), Some(known)) = (given.as_object(), known.as_object()) else { return Ok(()) };
     for (key, value) in given {
         let full = format!("{path}{key}");
         match known.get(key) {
-            Some(_) if full == FREE => {}
+            Some(_) if full == POLICY => unknown_setting(value)?,
             Some(inner) => unknown_key(value, inner, &format!("{full}."))?,
             None => {
                 if let Some(replacement) = replaced(path, key) {
@@ -439,7 +464,15 @@ mod tests {
         ] {
             assert_eq!(RawConfig::parse(text).unwrap_err().to_string(), said);
         }
-        assert!(RawConfig::parse("[planner.policy]\nname = \"knee\"\nnonsense = 1").is_err());
+        let policy_of = |text: &str| RawConfig::parse(&format!("[planner.policy]\n{text}")).unwrap_err().to_string();
+        assert_eq!(
+            policy_of("name = \"knee\"\nnonsense = 1"),
+            "unknown key `planner.policy.nonsense`; the keys are name, unit_s"
+        );
+        let typo = policy_of("name = \"time-to-quality\"\ngain_flor = 0.1");
+        assert_eq!(typo, "unknown key `planner.policy.gain_flor`, did you mean `planner.policy.gain_floor`?");
+        let other = policy_of("name = \"knee\"\ngain_floor = 0.1");
+        assert_eq!(other, "`planner.policy.gain_floor` belongs to time-to-quality, not to knee");
         let policy = |text: &str| RawConfig::parse(text).map(|config| config.planner.policy);
         let knee = policy("[planner]\npolicy = \"knee\"").unwrap();
         assert_eq!(knee, policy("[planner.policy]\nname = \"knee\"").unwrap());

@@ -27,7 +27,7 @@ const OVERDUE: usize = 1024;
 /// A suspect link is not tested again within this time, in seconds: a test and its report need a second.
 const SUSPECT_RETEST_S: f64 = 3.0;
 
-/// So many tests in a row are as dense as that: an estimator needs three to believe a change, and one may fail. Then
+/// So many tests in a row are as dense as that: a job that shares the link may take half of it from each. Then
 /// each waits twice as long as the one before, since the tests themselves slow the job down that is the suspicion.
 const SUSPECT_TESTS: u32 = 4;
 
@@ -87,23 +87,14 @@ impl Pair {
 /// What is known of the links between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Known {
-    /// The larger of both directions.
+    /// What the last tests found, the smaller of both directions.
     pub bandwidth_bps: Option<f64>,
     /// The larger of both directions.
     pub latency_s: f64,
-    /// What its last test showed, the smaller of both directions. A fall is here before an estimate believes it.
-    pub tested_bps: Option<f64>,
     /// Something says that it changed since the last test.
     pub suspect: bool,
     /// What a test is expected to save the job that runs over it, seconds: the most of several jobs.
     pub worth_s: f64,
-}
-
-impl Known {
-    /// What a test has to expect, bit/s.
-    fn carries_bps(&self) -> Option<f64> {
-        self.bandwidth_bps.map(|bps| self.tested_bps.map_or(bps, |tested| tested.min(bps)))
-    }
 }
 
 /// What a test spent.
@@ -348,7 +339,7 @@ impl Scheduler {
 
     fn budget_of(&self, link: &Known, seconds: f64) -> u64 {
         let (least, most) = (self.config.min_bytes, self.config.max_bytes);
-        let Some(bps) = link.carries_bps() else { return SCOUT_BYTES.max(least / APPROXIMATE).min(most) };
+        let Some(bps) = link.bandwidth_bps else { return SCOUT_BYTES.max(least / APPROXIMATE).min(most) };
         let seconds = seconds.max(ROUND_TRIPS * 2.0 * link.latency_s);
         ((2.0 * bps / 8.0 * seconds) as u64).clamp(least, most)
     }
@@ -363,7 +354,7 @@ impl Scheduler {
     /// What a test should cost each end and what it may cost at most, in seconds' worth of the share.
     fn cost_s(&self, bytes: u64, link: &Known) -> (f64, f64) {
         let most_s = self.rules.most_s(bytes as f64 / 2.0);
-        let planned = link.carries_bps().map(|bps| self.rules.cost_s(bytes as f64 / 2.0, bps));
+        let planned = link.bandwidth_bps.map(|bps| self.rules.cost_s(bytes as f64 / 2.0, bps));
         (planned.unwrap_or(most_s).min(most_s), most_s)
     }
 

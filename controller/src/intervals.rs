@@ -15,14 +15,14 @@ const SETTLE_S: f64 = 3.0;
 /// longer called settled. In seconds.
 const UNSEEN_S: f64 = 10.0;
 
-/// Links count as moved when the model's terms change by this share: two estimates that are each 10 % off differ by 22 % at most.
-const LINK_CHANGE: f64 = 0.25;
+/// Links count as moved when the model's terms change by this share: two throughput tests of one link differ by less, mostly.
+const LINK_CHANGE: f64 = 0.5;
 
 /// Coefficients are fitted to intervals that are this old, in seconds.
 pub const FIT_AFTER_S: f64 = 1.0;
 
-/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds, and every link of the job was
-/// measured after it: most often the network has changed, links will show it, and then it is no longer called settled. What
+/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds, and the latency of every link of the job
+/// was measured after it: most often the network has changed, links will show it, and then it is no longer called settled. What
 /// was fitted to a change that the links do not show yet is as predicted, and nobody would look for the change any more.
 const SURPRISE_AFTER_S: f64 = 8.0;
 

@@ -39,11 +39,11 @@ table! {
     NODE_ACKED = "flexcomm_node_acked_reports_total" ["node"];
     /// One-way latency of a directed link.
     LINK_LATENCY = "flexcomm_link_latency_seconds" ["from", "to"];
-    /// Bandwidth of a directed link in bits per second.
+    /// Bandwidth of a directed link as its throughput tests found it, in bits per second.
     LINK_BANDWIDTH = "flexcomm_link_bandwidth_bits_per_second" ["from", "to"];
     /// Age of the newest latency sample of a directed link.
     LINK_LATENCY_AGE = "flexcomm_link_latency_age_seconds" ["from", "to"];
-    /// Age of the newest bandwidth sample of a directed link.
+    /// Age of the newest throughput test of a directed link.
     LINK_BANDWIDTH_AGE = "flexcomm_link_bandwidth_age_seconds" ["from", "to"];
     /// Share of echoes lost on the way out of a directed link.
     LINK_LOSS = "flexcomm_link_loss_ratio" ["from", "to"];

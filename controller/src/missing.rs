@@ -113,6 +113,7 @@ mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             backend: "x".into(),
             created: Timestamp(0),
             ended: None,

@@ -1,8 +1,9 @@
 //! What is set for a job, and by whom.
 
-use flexcomm_domain::{CompressorKind, Timestamp, words};
-use flexcomm_planner::{JobPolicy, JobPolicyError, Pin, Snapshot, rfc3339};
+use flexcomm_domain::{CompressorKind, Strategy, Timestamp, words};
+use flexcomm_planner::{Allowed, Config, JobPolicy, JobPolicyError, Pin, Snapshot, rfc3339};
 use flexcomm_wire::api::{self, NotOffered, PolicySet, PolicyView};
+use std::collections::BTreeSet;
 
 use crate::store::{JobRow, RankRow};
 
@@ -28,13 +29,13 @@ pub enum PolicyError {
     #[error("nothing of the list can be used and dense alone would be left; list \"none\" where that is meant: {0}")]
     Unusable(String),
     /// What it pins cannot be run.
-    #[error("pin.strategy {plan}: {why}; offered are {offered}")]
+    #[error("pin.strategy {plan}: {why}{offered}")]
     Pin {
         /// What is pinned.
         plan: String,
         /// Why the job cannot run it.
         why: String,
-        /// What its trainers have.
+        /// What its trainers have, where the reason names nothing near to what is pinned.
         offered: String,
     },
     /// Its pin is over.
@@ -89,8 +90,12 @@ pub fn check_against(policy: &JobPolicy, snapshot: Snapshot, now: Timestamp) -> 
             .to_owned();
         return Ok(PolicySet { policy: shown(policy), not_offered: Vec::new(), note: Some(note) });
     }
-    if let Some((plan, why)) = pin.and_then(|plan| Some((plan.to_string(), snapshot.cannot_run(plan)?))) {
-        return Err(PolicyError::Pin { plan, why, offered: offered(&snapshot) });
+    if let Some((plan, why)) = pin.and_then(|plan| Some((plan, snapshot.cannot_run(plan)?))) {
+        let kinds: BTreeSet<CompressorKind> = snapshot.offer.codecs.keys().map(CompressorKind::from).collect();
+        let has_kind = |x: &Strategy| x.is_dense() || kinds.contains(&CompressorKind::from(&x.family()));
+        let all_near = plan.strategies().iter().all(has_kind);
+        let offered = if all_near { String::new() } else { format!("; offered are {}", offered(&snapshot)) };
+        return Err(PolicyError::Pin { plan: plan.to_string(), why, offered });
     }
     let snapshot = Snapshot { policy: policy.clone(), ..snapshot };
     let left_out =
@@ -123,8 +128,56 @@ pub fn shown(policy: &JobPolicy) -> api::JobPolicy {
     }
 }
 
-/// What counts for a job, as it is answered.
-pub fn view(job: &JobRow, ranks: &[RankRow], now: Timestamp) -> PolicyView {
+/// What is set for a job and what counts, as it is answered.
+pub fn view(job: &JobRow, ranks: &[RankRow], now: Timestamp, config: &Config) -> PolicyView {
     let (policy, source) = in_force(job, ranks, now);
-    PolicyView { policy: shown(&policy), source: source.as_str().to_owned() }
+    let in_force = completed(&policy, config);
+    PolicyView { policy: shown(&policy), source: source.as_str().to_owned(), in_force }
+}
+
+/// What decisions are made by: the policy, and the configuration in what it leaves open.
+fn completed(policy: &JobPolicy, config: &Config) -> api::InForce {
+    let objective = policy.objective.as_ref().unwrap_or(&config.policy);
+    let has_kind = |allowed: &&Allowed| {
+        let kind = match allowed {
+            Allowed::Kind(kind) => *kind,
+            Allowed::Family(family) => CompressorKind::from(&**family),
+        };
+        policy.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+    };
+    let compressors = match (&config.compressors, &policy.kinds) {
+        (Some(only), _) => Some(only.iter().filter(has_kind).map(ToString::to_string).collect()),
+        (None, Some(kinds)) => Some(kinds.iter().map(ToString::to_string).collect()),
+        (None, None) => None,
+    };
+    api::InForce {
+        objective: serde_json::to_value(objective).unwrap_or_default(),
+        compressors,
+        least_gain: policy.least_gain.unwrap_or_default().max(objective.gain_floor()),
+        confidence: config.confidence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_policy_counts_before_the_configuration() {
+        let only: Vec<Allowed> = vec!["topk".parse().unwrap(), "powersgd(rank=2)+ef(vanilla)".parse().unwrap()];
+        let config = Config { compressors: Some(only), ..Config::default() };
+        let of = |policy: serde_json::Value| completed(&JobPolicy::read(&policy).unwrap(), &config);
+        let default = of(json!({}));
+        assert_eq!(default.compressors, Some(vec!["topk".into(), "powersgd(rank=2)+ef(vanilla)".into()]));
+        assert_eq!((default.least_gain, default.confidence), (0.0, config.confidence));
+        assert_eq!(default.objective["name"], "time-to-quality");
+        let floor = json!({ "name": "time-to-quality", "gain_floor": 0.5 });
+        let set = of(json!({ "kinds": ["powersgd", "fp16"], "least_gain": 0.2, "objective": floor }));
+        assert_eq!(set.compressors, Some(vec!["powersgd(rank=2)+ef(vanilla)".into()]), "both allow it");
+        assert_eq!((set.least_gain, &set.objective["gain_floor"]), (0.5, &json!(0.5)));
+        let (kinds, all) = (JobPolicy::read(&json!({ "kinds": ["topk"] })).unwrap(), Config::default());
+        assert_eq!(completed(&kinds, &all).compressors, Some(vec!["topk".into()]));
+        assert_eq!(completed(&JobPolicy::default(), &all).compressors, None);
+    }
 }

@@ -447,8 +447,10 @@ mod tests {
             s["memory"]["links"] = json!({
                 "alpha_mean_s": 0.01, "alpha_worst_s": 0.01, "bandwidth_mean_bps": 1e8, "bandwidth_worst_bps": 1e8
             });
+            s["memory"]["links_at"] = json!(1);
+            s["memory"]["beliefs"]["changes"]["last"] = json!(2);
         }));
-        assert_eq!(moved.differences[0], "changed: nothing -> bandwidth rose from 100 Mbit/s to 1 Gbit/s");
+        assert_eq!(moved.differences[0], "changed: nothing -> bandwidth rose from 100 Mbit/s to 996 Mbit/s");
     }
 
     /// A last bit of a number is no difference, a microsecond of a time is one.

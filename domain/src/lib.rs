@@ -24,7 +24,7 @@ pub use codec_cost::CodecCost;
 pub use decision::{Decision, Digest, Version};
 pub use energy::Energy;
 pub use ids::{JobId, NodeName, Rank, RunId};
-pub use link::{BANDWIDTH_CONFIDENCE_AGE_S, Link, LinkMatrix};
+pub use link::{Link, LinkMatrix};
 pub use nearest::nearest;
 pub use plan::{MAX_BUCKETS, MAX_PLAN_TEXT, Plan};
 pub use share::{Need, ShareAccount, ShareRules};

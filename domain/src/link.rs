@@ -3,9 +3,6 @@
 use crate::{Bandwidth, Invalid, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// Seconds in which an agent's confidence in a bandwidth that is not measured again falls to 1/e.
-pub const BANDWIDTH_CONFIDENCE_AGE_S: f64 = 120.0;
-
 /// One directed link in the Hockney model: `t(m) = alpha + m * beta`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Link {

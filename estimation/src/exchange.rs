@@ -20,6 +20,7 @@ use crate::networks::{self, Network, Networks};
 use crate::step::{Cost, Costs, Shape};
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Seconds on the critical path of the exchange of a whole gradient: latencies as measured, bandwidths as expected when it was reckoned.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -88,7 +89,12 @@ const CHANGE: f64 = 4.0;
 /// Steps of a network that is back take what they took, within this, in logarithms.
 const FITS: f64 = 0.15;
 /// About a collective that takes another time on the same network, in logarithms.
-const BROKEN_SD: f64 = 1.5;
+const DEVIATES_SD: f64 = 1.5;
+/// What it was found to take then counts for so long, seconds: most causes pass. Twice as long each time that it is found again.
+const DEVIATES_S: f64 = 60.0;
+const MOST_DEVIATES_S: f64 = 3600.0;
+/// It deviates no longer where it is within so many of a collective's standard deviations.
+const USUAL: f64 = 2.0;
 
 #[expect(clippy::large_enum_variant, reason = "a job has some dozens")]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -129,6 +135,26 @@ enum Cause {
     Collective,
 }
 
+/// A collective that took another time than believed, on a network that had not changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Deviation {
+    collective: Collective,
+    /// Seconds in which what it was found to take falls to 1/e of its difference from what is usual.
+    lasts_s: f64,
+    /// Whether the newest steps ran it: then they show what it takes.
+    #[serde(default)]
+    runs: bool,
+}
+
+/// Where waits were seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// In steps of the strategy in force.
+    Steps,
+    /// In a trial's iterations, beside training on another.
+    Trial,
+}
+
 /// Samples of what steps wait for, all on the same networks.
 #[derive(Debug, Clone)]
 pub struct Waits {
@@ -157,6 +183,8 @@ pub struct Exchange {
     /// Whether the newest steps were not learned from, since latencies were not measured anew yet.
     waiting: bool,
     cause: Cause,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deviations: Vec<Deviation>,
     #[serde(skip_serializing_if = "Networks::is_empty")]
     networks: Networks,
     /// Whether the network has changed and was not recognised since.
@@ -191,11 +219,27 @@ impl Exchange {
                 Key::Up(_) | Key::Down(_) => self.joint.widen(at, NIC_WALK * seconds),
             }
         }
+        for deviation in self.deviations.iter().filter(|deviation| !deviation.runs) {
+            if let Some(at) = self.joint.find(&Key::Collective(deviation.collective)) {
+                self.joint.revert(at, OF_COLLECTIVE, (-seconds / deviation.lasts_s).exp());
+            }
+        }
+    }
+
+    /// A collective takes another time than believed: what was known of it does not hold.
+    fn deviates(&mut self, collective: Collective) {
+        let at = self.joint.place(&Key::Collective(collective), OF_COLLECTIVE);
+        self.joint.forget(at, DEVIATES_SD);
+        match self.deviations.iter_mut().find(|deviation| deviation.collective == collective) {
+            Some(deviation) => deviation.lasts_s = (2.0 * deviation.lasts_s).min(MOST_DEVIATES_S),
+            None => self.deviations.push(Deviation { collective, lasts_s: DEVIATES_S, runs: false }),
+        }
     }
 
     /// What it tells of a later run of the same job: how its collectives behave, and nothing of the network.
     #[must_use]
-    pub fn carried_over(self) -> Self {
+    pub fn carried_over(mut self) -> Self {
+        self.forget_deviations();
         let doubt = |key: &Key| match key {
             Key::Collective(_) | Key::Backward | Key::RoundTrips => Some(ANOTHER_RUN),
             Key::One(..) => Some(0.0),
@@ -206,7 +250,8 @@ impl Exchange {
 
     /// What it tells of a job of another size or model on the same backend: how collectives behave.
     #[must_use]
-    pub fn of_another_job(self) -> Self {
+    pub fn of_another_job(mut self) -> Self {
+        self.forget_deviations();
         let doubt = |key: &Key| matches!(key, Key::Collective(_) | Key::RoundTrips).then_some(ANOTHER_JOB);
         Self { joint: self.joint.carried_over(doubt), ..Self::default() }
     }
@@ -265,8 +310,18 @@ impl Exchange {
         Some(Network { latency, bandwidth: self.joint.of(bandwidth) })
     }
 
-    /// It is another from now on.
+    /// No collective deviates any longer: those that did take what is usual, as far as is known.
+    fn forget_deviations(&mut self) {
+        for deviation in std::mem::take(&mut self.deviations) {
+            if let Some(at) = self.joint.find(&Key::Collective(deviation.collective)) {
+                self.joint.revert(at, OF_COLLECTIVE, 0.0);
+            }
+        }
+    }
+
+    /// It is another from now on, on which collectives that deviated may take what is usual again.
     fn leave(&mut self, known: Option<Network>) {
+        self.forget_deviations();
         if let Some(known) = known {
             self.networks.remember(known);
         }
@@ -392,6 +447,10 @@ impl Exchange {
     /// Takes in what steps waited for their exchange, of which each group of the shape's buckets had one of these strategies. Answers
     /// whether the network has changed.
     pub fn steps(&mut self, of: &[Of], by_group: &[usize], shape: &Shape, seen: &Seen) -> bool {
+        self.waited(of, by_group, shape, seen, Source::Steps)
+    }
+
+    fn waited(&mut self, of: &[Of], by_group: &[usize], shape: &Shape, seen: &Seen, source: Source) -> bool {
         let paths = || of.iter().map(|(_, path)| *path);
         let numbers = paths().flat_map(|path| [path.alpha_s, path.beta_s]).chain(seen.compress_s.iter().copied());
         let usable = numbers.chain([seen.seconds, seen.sd, shape.compute.median_s]).all(|v| v.is_finite() && v >= 0.0);
@@ -425,22 +484,36 @@ impl Exchange {
         let (row, expected) = around(&self.joint.means());
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
         let far = (seen.mean - expected).abs() > CHANGE * sd;
-        let collective = far && (self.cause == Cause::Collective || !self.explains(&places[0], &logarithm, seen.mean));
+        let of_trial = source == Source::Trial;
+        if of_trial && !far {
+            return false;
+        }
+        let collectives: BTreeSet<Collective> = of.iter().map(|(strategy, _)| strategy.collective()).collect();
+        let is_deviating = self.deviations.iter().any(|deviation| collectives.contains(&deviation.collective));
+        // One that deviates takes another time again sooner than the network is another.
+        let is_collective = || {
+            let explained = self.explains(&places[0], &logarithm, seen.mean);
+            of_trial || is_deviating || self.cause == Cause::Collective || !explained
+        };
+        let collective = far && is_collective();
         // Until latencies have been measured anew it is one change, however far off steps still are.
         let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
         // What is not known and has been measured anew is learned from whatever steps take.
         let learns = self.confirmed && !self.knows_network();
         if collective {
-            self.cause = Cause::None;
-            places.iter().for_each(|place| self.joint.forget(place.collective, BROKEN_SD));
+            if !of_trial {
+                self.cause = Cause::None;
+            }
+            collectives.iter().for_each(|collective| self.deviates(*collective));
         } else if far && !learns {
             let [latency, bandwidth] = self.network();
-            let (known, at) = (self.network_now(), self.joint.means());
+            let known = self.network_now();
             if !matches!(self.cause, Cause::Network { .. }) {
-                let slower = seen.mean > expected;
-                self.cause = Cause::Network { before: at[bandwidth], slower, same: Vec::new() };
+                let (before, slower) = (self.joint.of(bandwidth).mean, seen.mean > expected);
+                self.cause = Cause::Network { before, slower, same: Vec::new() };
             }
             self.leave(known);
+            let at = self.joint.means();
             // One that was seen before, of the same latency, on which steps take what they take?
             let fits = |other: &Network| {
                 let mut at = at.clone();
@@ -455,15 +528,39 @@ impl Exchange {
                 self.joint.forget(bandwidth, UNKNOWN_SD);
                 self.confirmed = false;
             }
-        } else if self.cause == Cause::Collective {
+        } else if self.cause == Cause::Collective && !of_trial {
             self.cause = Cause::None;
         }
         // Which of the two it was is known once latencies have been measured anew.
-        self.waiting = !self.confirmed;
+        self.waiting = if of_trial { self.waiting } else { !self.confirmed };
         if self.confirmed {
             self.joint.observe_curved(seen, around);
+            self.end_deviations(&collectives);
+        }
+        if !of_trial {
+            self.deviations
+                .iter_mut()
+                .for_each(|deviation| deviation.runs = collectives.contains(&deviation.collective));
         }
         far && !collective && !same && !learns
+    }
+
+    /// Takes in what a trial's iterations waited for the exchange of a strategy, beside training on another: where that is far from what
+    /// is believed, it is the collective. It says nothing else, as so few iterations tell less than steps, nor of a network that is not known.
+    pub fn trial(&mut self, of: &Of, shape: &Shape, seen: &Seen) {
+        if self.confirmed && self.knows_network() {
+            self.waited(std::slice::from_ref(of), &vec![0; shape.shares().len()], shape, seen, Source::Trial);
+        }
+    }
+
+    /// Of these collectives, those that were just seen to take what is usual are no longer deviation.
+    fn end_deviations(&mut self, seen: &BTreeSet<Collective>) {
+        let joint = &self.joint;
+        let is_usual = |deviation: &Deviation| {
+            let at = joint.find(&Key::Collective(deviation.collective));
+            at.is_none_or(|at| (joint.of(at).mean - OF_COLLECTIVE.mean).abs() < USUAL * OF_COLLECTIVE.sd)
+        };
+        self.deviations.retain(|deviation| !(seen.contains(&deviation.collective) && is_usual(deviation)));
     }
 
     /// Whether steps wait for so long on any network, however slow or fast; `logarithm` of what they wait, by the values of all quantities.

@@ -206,6 +206,18 @@ impl<K: PartialEq + Clone> Joint<K> {
         self.covariance[at * n + at] += variance.max(0.0);
     }
 
+    /// It returns to its prior: of what it is known to differ by the share `left` is left (an Ornstein-Uhlenbeck process).
+    pub fn revert(&mut self, at: usize, prior: Normal, left: f64) {
+        let n = self.len();
+        let left = left.clamp(0.0, 1.0);
+        self.mean[at] = prior.mean + left * (self.mean[at] - prior.mean);
+        for other in 0..n {
+            self.covariance[at * n + other] *= left;
+            self.covariance[other * n + at] *= left;
+        }
+        self.covariance[at * n + at] += (1.0 - left * left) * prior.sd * prior.sd;
+    }
+
     /// Of the quantities of another job that was like this one: those for which there is an additional variance, which they get. The others
     /// are forgotten.
     pub fn carried_over(mut self, doubt: impl Fn(&K) -> Option<f64>) -> Self {

@@ -54,6 +54,9 @@ pub const TAP_ADDR: std::net::Ipv4Addr = std::net::Ipv4Addr::new(10, 78, 0, 1);
 /// Lines from inside with this prefix are the lab's own; others come from the kernel.
 pub const LINE: &str = "flexlab| ";
 
+/// File below `out` with the cluster's token, for who sets something by REST.
+pub const TOKEN_FILE: &str = "token";
+
 /// The job's name in the lab.
 pub const JOB: &str = "lab";
 

@@ -177,10 +177,10 @@ fn bad_input_is_named() {
     let busy = busy.local_addr().unwrap().to_string();
     let twice = format!("{0},{0}", own[0]);
     let missing = format!("{},{}", own[0], peers(2, 7)[1]);
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["--rank", "3"], "--rank 3 is none of the 1 ranks"),
         (&["--peers", &busy], "in use"),
-        (&["--peers", "localhost:80"], "--peers"),
+        (&["--peers", "localhost:80"], "expected IP:PORT of each rank, for example 10.0.0.1:7080"),
         (&["--peers", &twice], "same address"),
         (&["--peers", "127.0.0.1:0"], "port 0"),
         (&["--batch", "0"], "--batch 0"),
@@ -191,6 +191,8 @@ fn bad_input_is_named() {
         (&["--strategy", "topk@2/allgather"], "compression ratio is 2"),
         (&["--strategy", "variance(alpha=2)/allgather"], "without error feedback"),
         (&["--steps-per-epoch", "0"], "--steps-per-epoch 0"),
+        (&["--steps", "0"], "--steps 0: allowed are 1 to 1099511627776"),
+        (&["--epochs", "0"], "--epochs 0: allowed are 1 or more"),
         (&["--data", "/nowhere"], "dataset-fashion-mnist"),
         (&["--peers", &missing, "--timeout", "1s"], "rank 1"),
     ];
@@ -204,7 +206,10 @@ fn bad_input_is_named() {
         if !has("--data") {
             command.arg("--data").arg(data.path());
         }
-        let output = command.args(extra).args(["--steps", "1"]).output().unwrap();
+        if !has("--steps") && !has("--epochs") {
+            command.args(["--steps", "1"]);
+        }
+        let output = command.args(extra).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains(expected), "{extra:?}: {text}");
     }

@@ -3,7 +3,9 @@
 use crate::memory::LinkSummary;
 use crate::plans::{self, Expected, Groups};
 use crate::{Measured, PolicyConfig, Snapshot};
-use flexcomm_domain::{Collective, CompressionRatio, Gain, Link, Plan, Seconds, Selector, Strategy, Timestamp};
+use flexcomm_domain::{
+    Collective, CompressionRatio, Gain, Link, LinkMatrix, Plan, Seconds, Selector, Strategy, Timestamp,
+};
 use flexcomm_estimation::exchange::Seen;
 use flexcomm_estimation::gains::Assumed;
 use flexcomm_estimation::{Changes, CompressTimes, Compute, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
@@ -22,6 +24,11 @@ const SHADOW_STEPS: f64 = 60.0;
 const STEP_NOISE: f64 = 0.08;
 const TRIAL_GAIN_NOISE: f64 = 0.05;
 const TRIAL_TIME_NOISE: f64 = 0.1;
+/// What iterations of a trial wait is off by so much about what steps would, as a logarithm: all of them, and each besides.
+const TRIAL_WAIT_NOISE: f64 = 0.5;
+const ITERATION_NOISE: f64 = 0.5;
+/// What a trial that ended longer ago waited for tells nothing of the network of now, seconds.
+const TRIAL_TELLS_S: f64 = 60.0;
 /// Longest time that beliefs widen by between two snapshots: a controller that was away for longer has restarted.
 const MOST_PASSED_S: f64 = 60.0;
 /// Links claim another network where their step takes so many times the longest of the newest steps: the cost model is off by less,
@@ -46,6 +53,8 @@ pub struct Beliefs {
     changes: Changes,
     /// Points of trials that were observed.
     tried: Vec<(Selector, CompressionRatio, Gain)>,
+    /// The number of the newest trial whose waits were observed.
+    newest_trial: u64,
     /// The newest steps that were observed.
     steps: Option<Measured>,
     /// When the newest test was reported that was observed.
@@ -103,8 +112,9 @@ impl Beliefs {
 
     /// What they tell of a job of another size or model on the same backend.
     #[must_use]
-    pub(crate) fn of_another_job(self) -> Self {
-        Self { exchange: self.exchange.of_another_job(), compress: self.compress.of_another_job(), ..Self::default() }
+    pub(crate) fn of_another_job(self, same_machine: bool) -> Self {
+        let compress = if same_machine { self.compress.of_another_job() } else { CompressTimes::default() };
+        Self { exchange: self.exchange.of_another_job(), compress, ..Self::default() }
     }
 
     /// What they tell of a later run of the same job.
@@ -152,7 +162,10 @@ impl Beliefs {
     fn observe_strategies(&mut self, s: &Snapshot, now: Timestamp, stayed_s: f64) {
         let Some(problem) = self.problem(s) else { return };
         let mut known = Known::over(&problem);
+        // Of the links that strategies are evaluated over.
+        let common = self.exchange.common();
         self.observe_trials(s, &mut known);
+        self.observe_waits(s, (&mut known, common), now);
         let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
         let Some(m) = s.measured_now().filter(is_new).copied() else { return };
         self.steps = Some(m);
@@ -170,8 +183,9 @@ impl Beliefs {
             1 => vec![m.t_comp.get()],
             _ => tables.iter().map(|table_s| table_s * factor).collect(),
         };
-        let seen = Seen { seconds: m.t_sync.get(), sd: STEP_NOISE * few, compress_s };
-        let paths = paths(&of, self.exchange.common());
+        let scatter = m.scatter.map_or(0.0, |scatter| scatter.of_sync_median(m.steps));
+        let seen = Seen { seconds: m.t_sync.get(), sd: (STEP_NOISE * few).hypot(scatter), compress_s };
+        let paths = paths(&of, common);
         if self.exchange.steps(&paths, by_group, &shape, &seen) {
             self.changes.note(now);
         }
@@ -269,6 +283,24 @@ impl Beliefs {
         }
     }
 
+    /// What the newest trial found collectives to take, where the network of now is that on which it ran.
+    fn observe_waits(&mut self, s: &Snapshot, (known, common): (&mut Known<'_>, f64), now: Timestamp) {
+        let Some(trial) = s.trial.as_ref().filter(|trial| trial.id > self.newest_trial) else { return };
+        self.newest_trial = trial.id;
+        let changed = self.changes.last().is_some_and(|at| at >= trial.asked);
+        if changed || now.since(trial.ended).get() > TRIAL_TELLS_S {
+            return;
+        }
+        let sd = TRIAL_WAIT_NOISE.hypot(ITERATION_NOISE / f64::from(trial.iterations.max(1)).sqrt());
+        let (shape, times) = (shape(s), table(s));
+        for (strategy, seconds) in &trial.sync {
+            let Some(e) = known.evaluated(strategy) else { continue };
+            let compress_s = vec![table_s(s, &times, kind(&e)) * self.compress.expected(kind(&e))];
+            let of = paths(&[e], common);
+            self.exchange.trial(&of[0], &shape, &Seen { seconds: seconds.get(), sd, compress_s });
+        }
+    }
+
     /// Seconds to the next change of the network, as expected.
     pub(crate) fn lasts_s(&self) -> f64 {
         self.changes.next_in_s()
@@ -289,15 +321,24 @@ impl Beliefs {
         self.exchange.network_suspected()
     }
 
-    /// The optimizer's problem over links of the latencies that are measured and the bandwidths that are believed.
-    fn problem(&mut self, s: &Snapshot) -> Option<Problem> {
+    /// When the network was seen to change last.
+    pub(crate) fn changed_at(&self) -> Option<Timestamp> {
+        self.changes.last()
+    }
+
+    /// The links between ranks: latencies as measured, and bandwidths as believed.
+    pub(crate) fn links(&mut self, s: &Snapshot) -> Option<LinkMatrix> {
         let measured = &s.links.as_ref()?.matrix;
         let beta = self.exchange.betas(measured.ranks());
         let believed = |from, to, link: Link| {
             Link::new(link.alpha.get(), 8.0 / beta(measured.node(from), measured.node(to))).unwrap_or(link)
         };
-        let links = measured.clone().with(believed).with_local_links();
-        Some(s.problem(&links, BTreeMap::new()))
+        Some(measured.clone().with(believed).with_local_links())
+    }
+
+    /// The optimizer's problem over these links.
+    fn problem(&mut self, s: &Snapshot) -> Option<Problem> {
+        Some(s.problem(&self.links(s)?, BTreeMap::new()))
     }
 
     /// Prices plans that the job could run: these, and of plans by bucket those that a search finds worth it. One whose time leaves the

@@ -1,12 +1,14 @@
-//! One decision from beginning to end; see the crate's walk-through.
+//! One decision from beginning to end; see the crate's walk-through. What it says of it is in `reasons`.
+
+mod reasons;
 
 use crate::beliefs::{Beliefs, Priced};
 use crate::information::Scores;
 use crate::loss::{self, LossWatch};
 use crate::memory::LinkSummary;
 use crate::{
-    Alternative, Keep, MeanLoss, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot, TrialRequest, Verdict,
-    plans, trial, words,
+    Alternative, JobPolicy, Keep, MeanLoss, Memory, Observed, Outcome, Pin, PolicyConfig, Report, Snapshot,
+    TrialRequest, Verdict, plans, trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_estimation::{TEST_TELLS_S, test_sd};
@@ -20,7 +22,7 @@ const MOST_TRY_STEPS: f64 = 100.0;
 const RESOLUTION: f64 = 0.15;
 /// A score that shares are taken of is at least so much: by some policies dense scores 0.
 const LEAST_SCORE: f64 = 1e-9;
-/// A smaller share is not worth trying for: what is believed is not so exact.
+/// A smaller share is worth neither trying nor, where scores are no times, a change: what is believed is not so exact.
 const LEAST_SAVING: f64 = 0.02;
 /// What was left so often on one network is known: it is tried again where it is better in the mean by this share, and not for what trying
 /// might show.
@@ -67,6 +69,10 @@ struct Call<'a> {
     /// What a throughput test is expected to save, as a share.
     test_worth: f64,
     contradicted: Option<Seconds>,
+    /// Latencies as measured, and bandwidths as they are believed.
+    links: Option<LinkSummary>,
+    /// Whether these are known since they changed last.
+    knows_network: bool,
     trial: Option<TrialRequest>,
     /// What the job's policy has pinned, where the job can run it.
     pin: Option<&'a Pin>,
@@ -172,6 +178,8 @@ impl<'a> Call<'a> {
             worth: Vec::new(),
             test_worth: 0.0,
             contradicted: None,
+            links: None,
+            knows_network: false,
             trial: None,
             pin,
             proposed: None,
@@ -193,11 +201,8 @@ impl<'a> Call<'a> {
         }
         let Choice { to, why, .. } = choice?;
         self.proposed = Some(to).filter(|to| to != self.s.plan());
-        let instead = if self.proposed.is_some() { "else this would" } else { "and nothing else would" };
-        Err(Stay::because(
-            Keep::Observing,
-            format!("nothing changes, since the policy only observes, {instead}: {why}"),
-        ))
+        let would = if self.proposed.is_some() { "it would be decided" } else { "nothing would change" };
+        Err(Stay::because(Keep::Observing, format!("the policy only observes; {would}: {why}")))
     }
 
     fn pinned(&self, pin: &Pin) -> Result<Choice, Stay> {
@@ -229,18 +234,25 @@ impl<'a> Call<'a> {
             self.memory.loss_watch = std::mem::take(&mut self.memory.loss_watch).after(losses, s.plan());
         }
         if s.links.is_none() {
-            return Err(Stay::because(Keep::NoLinks, "no estimate covers all links between the job's ranks yet"));
+            return Err(Stay::because(
+                Keep::NoLinks,
+                "not every link between the job's ranks has a latency and a throughput test yet",
+            ));
         }
         self.contradicted = Beliefs::contradicted(s);
+        self.knows_network = self.memory.beliefs.knows_network();
+        self.links = self.memory.beliefs.links(s).map(|links| LinkSummary::of(&links));
         self.price(rng);
         let Some(current) = self.in_force() else {
             return Err(Stay::because(Keep::InvalidSnapshot, "the strategy in force cannot be compared with others"));
         };
         let for_the_loss = self.loss_rose(current).or_else(|| self.loss_flat(current));
-        if !self.only_dense() && for_the_loss.is_none() {
+        let better = self.better(current);
+        // What is surely better does not wait for a trial.
+        if !self.only_dense() && for_the_loss.is_none() && better.is_none() {
             self.ask_for_trial(current, rng);
         }
-        if s.in_force.is_none() && self.waits_for_trial() {
+        if s.in_force.is_none() && better.is_none() && self.waits_for_trial() {
             let why = "the first decision waits for the trial that measures what compression keeps and costs";
             return Err(Stay::because(Keep::AwaitingTrial, why));
         }
@@ -250,7 +262,6 @@ impl<'a> Call<'a> {
         if let Some(choice) = for_the_loss {
             return Ok(choice);
         }
-        let better = self.better(current);
         let Some(to) = better.or_else(|| self.worth_trying(current)) else {
             if s.compute.is_none() {
                 let why = "no steps are reported yet, and nothing is surely better whatever computing takes";
@@ -321,12 +332,20 @@ impl<'a> Call<'a> {
 
     /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
     fn better(&self, current: usize) -> Option<usize> {
-        let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
+        let least = match self.saves_time() {
+            true => self.switch_s(current) / self.horizon_s(),
+            false => LEAST_SAVING,
+        };
         (0..self.all.len()).find(|i| {
             let worth = self.worth[*i];
-            let pays = !self.all[current].mean.is_finite() || worth.saves * horizon_s > switch_s;
+            let pays = !self.all[current].mean.is_finite() || worth.saves > least;
             *i != current && self.may_follow(*i) && worth.sure >= self.s.config.confidence && pays
         })
+    }
+
+    /// Whether shares of a score are shares of time, so that what is saved can be compared with what it takes to know or to switch.
+    fn saves_time(&self) -> bool {
+        matches!(self.s.config.policy, PolicyConfig::TimeToQuality(_))
     }
 
     /// Whether it was tried often enough on the network of now, and not so long ago that another one has to be expected by now.
@@ -347,7 +366,7 @@ impl<'a> Call<'a> {
     /// What is worth trying in earnest: where it turns out to be worse, it is left as soon as that is known.
     fn worth_trying(&mut self, current: usize) -> Option<usize> {
         // What trying takes is not known before the first step.
-        self.s.compute?;
+        self.s.compute.filter(|_| self.saves_time())?;
         let (horizon_s, switch_s) = (self.horizon_s(), self.switch_s(current));
         // A network that is not known will be measured soon, which costs nothing; where no test comes, trying tells of it.
         if !self.memory.beliefs.knows_network() && self.memory.beliefs.unchanged_s(self.now) < TESTS_FOLLOW_S {
@@ -391,10 +410,14 @@ impl<'a> Call<'a> {
         let m = self.s.measured_now().filter(|m| m.steps >= WATCHDOG_STEPS)?;
         let dense = self.all.iter().position(|x| x.plan.is_dense())?;
         let (is, other, sure) = (&self.all[current].plan, &self.all[dense].what, self.worth[dense].sure);
-        let slower = m.t_step > other.t_step && sure >= self.s.config.confidence && self.worth[dense].saves > 0.0;
+        // What the policy no longer admits is left for what is best, not for what it takes.
+        let slower = self.all[current].mean.is_finite()
+            && m.t_step > other.t_step
+            && sure >= self.s.config.confidence
+            && self.worth[dense].saves > 0.0;
         (slower && !is.is_dense()).then(|| {
             let why = format!(
-                "steps of {} take {}, and dense ones {} or less with probability {}",
+                "steps of {} take {}; dense ones are expected to take {}, and are better with probability {}",
                 words::plan(is),
                 words::time(m.t_step.get()),
                 words::time(other.t_step.get()),
@@ -452,58 +475,6 @@ impl<'a> Call<'a> {
         Some(Choice { loss: Some(cause), ..Choice::of(&dense.plan, why) })
     }
 
-    /// Nothing is better: the first decision says what is in force, and later ones that it stays.
-    fn stay(&self, current: usize) -> Result<Choice, Stay> {
-        let is = &self.all[current];
-        let stays = |x: &Priced| format!("{} stays, {}", words::plan(&x.plan), words::cost(&x.what));
-        if self.s.in_force.is_none() {
-            // A job that does not offer the ring runs it until the first decision.
-            let offered = |x: &&Priced| plans::offers(self.s, &x.plan);
-            let dense = self.all.iter().filter(|x| x.plan.is_dense()).find(offered);
-            let to = if offered(&is) { is } else { dense.unwrap_or(is) };
-            let why = format!("{}; {}", self.heading().unwrap_or_default(), stays(to));
-            return Ok(Choice::of(&to.plan, why));
-        }
-        let (best, stays) = (self.worth[0], stays(is));
-        if let Some(limit) = self.memory.loss_limit {
-            let why = format!("{stays}, until the loss is back at {limit:.3}, where it was before it rose");
-            return Err(Stay::because(Keep::LossRose, why));
-        }
-        if self.memory.loss_watch.tests_dense() {
-            let why = format!("{stays}, to see whether the loss falls as it did not under compression");
-            return Err(Stay::because(Keep::LossFlat, why));
-        }
-        if best.saves <= 0.0 || current == 0 {
-            let limits = self.s.policy.least_gain.is_some() || self.s.policy.most_overhead.is_some();
-            let within = if limits { " within the limits of its policy" } else { "" };
-            let refused = self.memory.loss_watch.refused().map_or_else(String::new, |(plan, _)| {
-                format!(
-                    "; {}, under which the loss did not fall, and what takes nearly as many steps are left out",
-                    words::plan(plan)
-                )
-            });
-            return Err(Stay::because(
-                Keep::AlreadyBest,
-                format!("{stays}: nothing is expected to be better{within}{refused}"),
-            ));
-        }
-        let (confidence, to) = (self.s.config.confidence, &self.all[0]);
-        let not_enough = match best.sure < confidence {
-            true => format!("less than the {} asked for", words::percent(confidence)),
-            false => format!("less than a switch costs within {}", words::time(self.horizon_s())),
-        };
-        Err(Stay::because(
-            Keep::NotSure,
-            format!(
-                "{stays}: {}, {}, would save {} with probability {}, {not_enough}",
-                words::plan(&to.plan),
-                words::cost(&to.what),
-                words::percent(best.saves),
-                words::percent(best.sure)
-            ),
-        ))
-    }
-
     /// Why a change that is worth it has to wait.
     fn may_change(&self, current: usize) -> Result<(), Keep> {
         if self.s.in_force.is_none() {
@@ -550,8 +521,20 @@ impl<'a> Call<'a> {
         if self.memory.beliefs.network_suspected() || !trial::may_ask(s, &self.memory, self.now, rng) {
             return;
         }
-        let worth_s = self.knowing(current, |scores| scores.of_perfect_information()) * self.horizon_s();
-        let why = format!("it costs less than the {} that knowing the best candidate saves", words::time(worth_s));
+        // What knowing saves is no time by other policies: what no trial has measured is measured once.
+        let worth_s = match self.saves_time() {
+            true => self.knowing(current, |scores| scores.of_perfect_information()) * self.horizon_s(),
+            false if trial::unmeasured(s).is_empty() => 0.0,
+            false => f64::INFINITY,
+        };
+        let why = |cost_s| match self.saves_time() {
+            true => format!(
+                "it takes about {}, and knowing the best candidate is expected to save {}",
+                words::time(cost_s),
+                words::time(worth_s)
+            ),
+            false => format!("it takes about {}, and what compressors keep is assumed so far", words::time(cost_s)),
+        };
         let Some((request, cost_s)) = trial::request(s, &self.all, why) else { return };
         if worth_s < trial::WORTH * cost_s || cost_s <= 0.0 {
             return;
@@ -566,58 +549,6 @@ impl<'a> Call<'a> {
         let Some(scores) = Scores::new(&self.all) else { return 0.0 };
         let unit = if self.all[current].mean.is_finite() { self.all[current].mean } else { scores.least() };
         saves(&scores) / unit.max(LEAST_SCORE)
-    }
-
-    /// One sentence: what changed, what is chosen instead of what, what it saves, and how surely.
-    fn reason(&self, to: usize, from: usize, trying: bool) -> String {
-        let (new, old, worth) = (&self.all[to], &self.all[from], self.worth[to]);
-        let heading = self.heading().map_or_else(String::new, |heading| format!("{heading}; "));
-        let found = |x: &Priced| if x.plan.alike().is_none() { ", found by NSGA-II" } else { "" };
-        let named = |x: &Priced| format!("{}, {}{}", words::plan(&x.plan), words::cost(&x.what), found(x));
-        if !self.all[from].mean.is_finite() {
-            let gone = self.s.cannot_run(&old.plan).is_some();
-            let why = if gone { "the job still offers" } else { "policy and settings admit" };
-            return format!("{heading}{} is the best that {why}; {} is left", named(new), words::plan(&old.plan));
-        }
-        let sure = words::percent(worth.sure);
-        let benefit = match (&self.s.config.policy, trying) {
-            (PolicyConfig::TimeToQuality(_), true) => {
-                format!("worth trying, less time to the same progress with probability {sure}")
-            }
-            (PolicyConfig::TimeToQuality(_), false) => {
-                format!("{} less time to the same progress, with probability {sure}", words::percent(worth.saves))
-            }
-            (other, true) => format!("worth trying, better by {} with probability {sure}", other.policy().name()),
-            (other, false) => {
-                format!("{} better by {}, with probability {sure}", words::percent(worth.saves), other.policy().name())
-            }
-        };
-        let dense = self.all.iter().find(|x| x.plan.is_dense());
-        let dense = dense.filter(|_| !new.plan.is_dense() && !old.plan.is_dense());
-        let dense = dense.map_or_else(String::new, |x| format!("; dense takes {}", words::time(x.what.t_step.get())));
-        format!("{heading}{} instead of {}: {benefit}{dense}", named(new), named(old))
-    }
-
-    /// The beginning of a sentence: what changed since the last decision.
-    fn heading(&self) -> Option<String> {
-        if self.s.in_force.is_some() {
-            return self.changed();
-        }
-        let links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
-        let network = links.map_or_else(String::new, |l| {
-            format!(", {} and {}", words::rate(l.bandwidth_mean_bps), words::time(l.alpha_mean_s))
-        });
-        let steps = if self.s.compute.is_none() { ", before the first step" } else { "" };
-        Some(match self.s.ranks {
-            1 => "first decision for a single rank".to_owned(),
-            n => format!("first decision for {n} ranks{network}{steps}"),
-        })
-    }
-
-    fn changed(&self) -> Option<String> {
-        let links = LinkSummary::of(&self.s.links.as_ref()?.matrix);
-        let moved = words::links_moved(&self.memory.links?, &links);
-        (!moved.is_empty()).then_some(moved)
     }
 
     fn change(mut self, Choice { to, why, loss }: Choice) -> Outcome {
@@ -641,7 +572,11 @@ impl<'a> Call<'a> {
             }
             None => {}
         }
-        self.memory.links = self.s.links.as_ref().map(|l| LinkSummary::of(&l.matrix));
+        if self.knows_network {
+            (self.memory.links, self.memory.links_at) = (self.links, Some(self.now));
+        }
+        let followed = JobPolicy { pin: self.pin.cloned(), ..self.s.policy.clone() };
+        self.memory.policy = Some((followed, self.s.config.policy.clone()));
         Outcome { verdict: Verdict::Change(decision), report, memory: self.memory, trial: self.trial }
     }
 
@@ -681,7 +616,7 @@ impl<'a> Call<'a> {
             verdict: verdict.to_owned(),
             why,
             seen: self.observed(),
-            changed: self.changed(),
+            changed: self.network_changed(),
             in_force,
             contradicted_s: self.contradicted.map(Seconds::get),
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
@@ -695,7 +630,7 @@ impl<'a> Call<'a> {
             trial: self.asked(),
             horizon_s: self.horizon_s(),
             // Where the choice does not depend on what is known, knowing more saves nothing.
-            test_worth_s: match self.pin.is_some() || self.s.policy.observe || self.only_dense() {
+            test_worth_s: match self.pin.is_some() || self.s.policy.observe || self.only_dense() || !self.saves_time() {
                 true => 0.0,
                 false => self.test_worth * self.horizon_s().min(TEST_TELLS_S),
             },
@@ -716,7 +651,7 @@ impl<'a> Call<'a> {
             gradient_values: s.gradient_values,
             backend: s.backend.clone(),
             version: s.version(),
-            links: s.links.as_ref().map(|l| LinkSummary::of(&l.matrix)),
+            links: self.links,
             links_before: self.memory.links,
             links_age_s: s.links.as_ref().map(|l| l.age.get()),
             links_oldest_s: s.links.as_ref().map(|l| l.oldest.get()),

@@ -18,11 +18,12 @@
 //!    Samples are common: in one of them all candidates see the same network, the same machine and the same gains.
 //!    Where the gradient has several buckets, NSGA-II searches plans of a strategy for each group of them (`plans.rs`), and the best it finds
 //!    are priced, too: early buckets, which backward hides, stay dense or nearly, and late ones are compressed.
-//! 4. **Measure** (`information.rs`, `trial.rs`). A live trial is asked for where knowing the best candidate would save more, until the network
-//!    changes next, than the trial takes. What knowing bandwidths would save is reported: the caller tests links where that is more than a
+//! 4. **Measure** (`information.rs`, `trial.rs`). Where nothing is surely better, a live trial is asked for if knowing the best candidate would save
+//!    more, until the network changes next, than the trial takes (by a policy that does not minimise time, once for what no trial has measured). What knowing bandwidths would save is reported: the caller tests links where that is more than a
 //!    test takes.
 //! 5. **Choose** (`decide.rs`). A candidate replaces the strategy in force when it is better with the probability asked for, and saves
-//!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends. One that is less sure is
+//!    more than the switch costs until the network changes next (at least 20 s and 20 steps) or the job ends (by a policy that does not minimise
+//!    time: 2 % of the score). One that is less sure is
 //!    tried in earnest when what it would save from then on outweighs what the attempt may lose, at most twice on each network unless it is
 //!    better in the mean. Before the first step, what computing takes is believed like the rest, so that a job
 //!    on a slow network is decided on at once. A change comes after the dwell time and when the last one is in force
@@ -70,7 +71,7 @@ pub use plans::{Buckets, ByBucket};
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};
 pub use report::{Alternative, Keep, Observed, Outcome, Report, TrialRequest, Verdict};
 pub use snapshot::{
-    InForce, LinkTest, Links, Losses, MeanLoss, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError,
+    InForce, LinkTest, Links, Losses, MeanLoss, Measured, Offer, Profiles, Scatter, Snapshot, SnapshotError, TrialWaits,
 };
 pub use trial::{one_of_each, thinned};
 

@@ -2,6 +2,7 @@
 
 use crate::beliefs::Beliefs;
 use crate::loss::LossWatch;
+use crate::{JobPolicy, PolicyConfig};
 use flexcomm_domain::{LinkMatrix, Plan, Strategy, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +17,14 @@ pub struct Memory {
     pub beliefs: Beliefs,
     /// From when the dwell time of the strategy in force counts.
     pub dwell_from: Option<Timestamp>,
-    /// The links at the last change.
+    /// The links as they were believed to be at the last change at which they were known.
     pub links: Option<LinkSummary>,
+    /// When that was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub links_at: Option<Timestamp>,
+    /// The job's policy at the last change, without a pin that was not followed, and what was minimised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<(JobPolicy, PolicyConfig)>,
     /// What is known of trials.
     pub trial: TrialMemory,
     /// The loss before a strategy under which it rose: until it is as low again, nothing is compressed.
@@ -32,6 +39,8 @@ pub struct Memory {
 
 /// So many of them are remembered.
 const MOST_LEFT: usize = 32;
+/// Ratios of which one is at most so many times the other are near.
+const NEAR: f64 = 2.0;
 
 /// Mean and worst of the links between a job's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -92,11 +101,11 @@ impl Memory {
         Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
     }
 
-    /// What it tells of a job of another size or model on the same backend, whose run began then: how collectives behave, and how fast machines
-    /// compress.
+    /// What it tells of a job of another size or model on the same backend, whose run began then: how collectives behave, and on the same kind
+    /// of machine how fast it compresses.
     #[must_use]
-    pub fn of_another_job(self, begun: Timestamp) -> Self {
-        Self { begun, beliefs: self.beliefs.of_another_job(), ..Self::default() }
+    pub fn of_another_job(self, begun: Timestamp, same_machine: bool) -> Self {
+        Self { begun, beliefs: self.beliefs.of_another_job(same_machine), ..Self::default() }
     }
 
     /// The plan is in force no longer. Of a plan by bucket it is known what it costs by what its strategies cost.
@@ -107,17 +116,23 @@ impl Memory {
         self.left.drain(..first);
     }
 
-    /// How often a plan was left within so many seconds.
+    /// How often a plan, or one of the same compressor over the same collective at a ratio near its own, was left within so many seconds:
+    /// what one shows tells of the other.
     pub(crate) fn times_left(&self, plan: &Plan, now: Timestamp, within_s: f64) -> usize {
-        let is_it =
-            |(strategy, at): &&(Strategy, Timestamp)| plan.alike() == Some(strategy) && now.since(*at).get() < within_s;
-        self.left.iter().filter(is_it).count()
+        let Some(is) = plan.alike() else { return 0 };
+        let is_near = |other: &Strategy| {
+            let apart = (is.cr().get() / other.cr().get()).ln().abs();
+            is.selector() == other.selector() && is.collective() == other.collective() && apart <= NEAR.ln()
+        };
+        let left = self.left.iter().filter(|(strategy, at)| is_near(strategy) && now.since(*at).get() < within_s);
+        left.count()
     }
 
     /// Brings every remembered time to the present: after a clock that jumped back, nothing lies in the future.
     pub(crate) fn clamp_times(&mut self, now: Timestamp) {
         let cap = |at: &mut Option<Timestamp>| *at = at.map(|t| t.min(now));
         cap(&mut self.dwell_from);
+        cap(&mut self.links_at);
         cap(&mut self.trial.asked_at);
         self.left.iter_mut().for_each(|(_, at)| *at = (*at).min(now));
         self.beliefs.clamp_times(now);
@@ -147,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_is_counted_by_strategy_and_the_oldest_are_forgotten() {
+    fn what_was_left_is_counted_with_what_is_near_it_and_the_oldest_are_forgotten() {
         let mut memory = Memory::default();
         let plan =
             |k: usize| format!("topk(k={:.3})+ef(vanilla)/allgather", (k + 1) as f64 / 1000.0).parse::<Plan>().unwrap();
@@ -159,7 +174,8 @@ mod tests {
         memory.leave(&format!("none/dense-ring | {}", plan(7)).parse().unwrap(), second(41));
         assert_eq!(memory.left.len(), MOST_LEFT);
         let times = |k, within_s| memory.times_left(&plan(k), second(40), within_s);
-        assert_eq!([times(0, 100.0), times(7, 100.0), times(30, 100.0), times(30, 10.0)], [0, 1, 2, 1]);
+        assert_eq!(times(0, 100.0), 1, "0.002: 0.001 is forgotten");
+        assert_eq!([times(9, 4.0), times(30, 10.0)], [0, 2], "0.031 twice, but not within 10 s, and 0.032");
         memory.clamp_times(second(3));
         assert!(memory.left.iter().all(|(_, at)| *at <= second(3)));
     }

@@ -59,6 +59,14 @@ pub enum JobPolicyError {
         /// All that exist there.
         known: &'static [&'static str],
     },
+    /// A key that the controller's configuration has for what another key sets here.
+    #[error("unknown key {key:?}; in its place: {replacement}")]
+    Replaced {
+        /// As written.
+        key: String,
+        /// The key of a policy.
+        replacement: &'static str,
+    },
     /// A value of the wrong type or that cannot be read.
     #[error("{key}: {why}")]
     Value {
@@ -98,6 +106,9 @@ pub enum JobPolicyError {
 
 const KEYS: &[&str] = &["kinds", "objective", "least_gain", "most_overhead", "observe", "pin"];
 const PIN_KEYS: &[&str] = &["strategy", "until"];
+
+/// Keys of the controller's `[planner]` and `[planner.policy]`, with those that set the same for one job.
+const REPLACED: &[(&str, &str)] = &[("compressors", "kinds"), ("policy", "objective"), ("gain_floor", "least_gain")];
 
 fn hint(nearest: Option<&str>, known: &[&str]) -> String {
     nearest.map_or_else(|| format!("the keys are {}", known.join(", ")), |key| format!("did you mean {key}?"))
@@ -192,7 +203,13 @@ impl Pin {
 }
 
 fn known(key: &str, known: &'static [&'static str]) -> Read<&'static str> {
-    let unknown = || JobPolicyError::Key { key: key.to_owned(), nearest: nearest(key, known), known };
+    let unknown = || {
+        let (of_config, key) = (REPLACED.iter().find(|(of_config, _)| *of_config == key), key.to_owned());
+        match of_config.filter(|(_, replacement)| known.contains(replacement)) {
+            Some(&(_, replacement)) => JobPolicyError::Replaced { key, replacement },
+            None => JobPolicyError::Key { nearest: nearest(&key, known), key, known },
+        }
+    };
     known.iter().copied().find(|known| *known == key).ok_or_else(unknown)
 }
 
@@ -298,7 +315,8 @@ impl Snapshot {
         // What names no collective for dense gradients has the ring.
         let ring = strategy == &Strategy::DENSE_RING && !self.offer.collectives.iter().any(|c| c.is_allreduce());
         let runs = ring || self.offer.collectives.contains(&collective);
-        (!runs).then(|| format!("the trainers of the job do not run {collective}"))
+        let others = || self.offer.collectives.iter().map(|x| x.as_str()).collect::<Vec<_>>().join(", ");
+        (!runs).then(|| format!("the trainers of the job do not run {collective}; they run {}", others()))
     }
 }
 

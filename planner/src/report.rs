@@ -193,7 +193,7 @@ pub struct Observed {
     pub links_before: Option<LinkSummary>,
     /// Age of the newest sample of the link that was heard of last, seconds.
     pub links_age_s: Option<f64>,
-    /// Age of the oldest newest sample, latency and bandwidth apart, seconds.
+    /// Age of the oldest newest sample of a latency, seconds.
     pub links_oldest_s: Option<f64>,
     /// Least confidence, 0 to 1.
     pub links_confidence: Option<f64>,

@@ -3,7 +3,7 @@
 use crate::{Config, JobPolicy, Memory};
 use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
-    Timestamp, Version,
+    Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::{CoefficientBook, DELAY_STEPS, Delay, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct Snapshot {
     /// What is set for this job. Under the name `kinds` earlier releases stored all that there was of it.
     #[serde(default, alias = "kinds", skip_serializing_if = "JobPolicy::is_default")]
     pub policy: JobPolicy,
-    /// The links between its ranks; absent while no estimate covers them.
+    /// The links between its ranks; absent while one of them has no latency or no throughput test.
     pub links: Option<Links>,
     /// gain(c) and t_comp(c) as far as measured.
     pub profiles: Profiles,
@@ -63,6 +63,9 @@ pub struct Snapshot {
     pub in_force: Option<InForce>,
     /// What the newest steps under the decision in force cost.
     pub measured: Option<Measured>,
+    /// What iterations of the newest live trial that has ended waited for their collectives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trial: Option<TrialWaits>,
     /// The training loss before and since the newest decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub losses: Option<Losses>,
@@ -93,13 +96,13 @@ pub struct Offer {
 pub struct Links {
     /// alpha and bandwidth between every two ranks, and on which node each is.
     pub matrix: LinkMatrix,
-    /// Age of the newest sample of any kind of the link that was heard of last: whether the view is alive.
+    /// Age of the newest sample of any kind of the link of which none came for longest: whether the view is alive.
     pub age: Seconds,
-    /// Age of the oldest newest sample, latency and bandwidth apart: since when everything has been measured anew.
+    /// Age of the oldest newest sample of a latency: since when all have been measured anew.
     pub oldest: Seconds,
-    /// Least confidence over latency and bandwidth of all links, 0 to 1.
+    /// Least confidence over the latencies of all links, 0 to 1.
     pub confidence: f64,
-    /// The newest throughput test between each two nodes.
+    /// The newest throughput tests between nodes, by each of their ends, in the order of their times.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tests: Vec<LinkTest>,
 }
@@ -193,6 +196,21 @@ pub struct Measured {
     pub scatter: Option<Scatter>,
 }
 
+/// What iterations of a live trial waited for their collectives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialWaits {
+    /// Its number; they grow.
+    pub id: u64,
+    /// When it was asked for.
+    pub asked: Timestamp,
+    /// When it ended.
+    pub ended: Timestamp,
+    /// Of each strategy that ran so many, at most.
+    pub iterations: u32,
+    /// Of each strategy that ran, the mean over the iterations until the last rank was done.
+    pub sync: Vec<(Strategy, Seconds)>,
+}
+
 /// The training loss of the newest steps, and of those before the newest decision came into force.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
@@ -240,6 +258,20 @@ pub struct Scatter {
     pub sync_low: Seconds,
     /// The longest collective.
     pub sync_high: Seconds,
+}
+
+impl Scatter {
+    /// By how much the median over so many steps is off, as a logarithm: nine of ten collectives lie between these times.
+    pub(crate) fn of_sync_median(&self, steps: u64) -> f64 {
+        /// Standard deviations of a normal distribution between which nine tenths lie.
+        const NINE_TENTHS: f64 = 3.29;
+        /// The standard error of a median over that of a mean.
+        const MEDIAN: f64 = 1.25;
+        /// What varies by less is no scatter, seconds.
+        const GRAIN_S: f64 = 1e-4;
+        let ratio = (self.sync_high.get() + GRAIN_S) / (self.sync_low.get() + GRAIN_S);
+        MEDIAN * ratio.ln().max(0.0) / NINE_TENTHS / (steps.max(1) as f64).sqrt()
+    }
 }
 
 /// A snapshot whose parts do not fit together. Completes "failed to decide: ...".
@@ -303,6 +335,7 @@ impl Snapshot {
             begun_with: None,
             in_force: None,
             measured: None,
+            trial: None,
             losses: None,
             steps_taken: 0,
             memory: Memory::default(),
@@ -422,6 +455,18 @@ impl Snapshot {
 mod tests {
     use super::*;
     use flexcomm_domain::Link;
+
+    #[test]
+    fn the_median_of_few_steps_that_scatter_is_off_by_much() {
+        let scatter = |low: f64, high: f64| {
+            let [step_low, step_high, sync_low, sync_high] = [low, high, low, high].map(|s| Seconds::new(s).unwrap());
+            Scatter { step_low, step_high, sync_low, sync_high }
+        };
+        assert!(scatter(0.1, 0.1).of_sync_median(20) < 1e-9);
+        assert!((scatter(7e-3, 277e-3).of_sync_median(7) - 0.526).abs() < 0.01);
+        assert!(scatter(7e-3, 277e-3).of_sync_median(50) < 0.2);
+        assert!(scatter(0.0, 50e-6).of_sync_median(20) < 0.05, "both are nothing");
+    }
 
     #[test]
     fn nodes_that_were_stored_beside_the_matrix_are_read() {

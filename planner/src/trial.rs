@@ -72,7 +72,7 @@ fn measurable(s: &Snapshot) -> BTreeSet<Selector> {
 }
 
 /// The request and its predicted cost in seconds: what is not measured first, and of it what may turn out to be the best.
-pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(TrialRequest, f64)> {
+pub(crate) fn request(s: &Snapshot, all: &[Priced], why: impl FnOnce(f64) -> String) -> Option<(TrialRequest, f64)> {
     let find = |x: &Strategy| all.iter().find(|p| p.plan == *x);
     let time = |x: &Strategy| find(x).map_or(f64::INFINITY, |p| p.what.t_step.get());
     let low = |x: &Strategy| find(x).map_or(f64::INFINITY, low_score);
@@ -99,7 +99,8 @@ pub(crate) fn request(s: &Snapshot, all: &[Priced], why: String) -> Option<(Tria
         return None;
     }
     let budget = Seconds::new((SNAPSHOTS_S + SLACK * total_s).min(s.config.trial_budget_s.get())).ok()?;
-    Some((TrialRequest { candidates: taken, iterations: TRIAL_ITERATIONS, budget, why }, SNAPSHOTS_S + total_s))
+    let cost_s = SNAPSHOTS_S + total_s;
+    Some((TrialRequest { candidates: taken, iterations: TRIAL_ITERATIONS, budget, why: why(cost_s) }, cost_s))
 }
 
 /// The score that it falls below in one sample of eight.

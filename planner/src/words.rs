@@ -81,12 +81,11 @@ fn compressor(s: &Strategy) -> String {
     }
 }
 
-/// `41 ms per step`, with the gain when something is lost.
-pub(crate) fn cost(what: &Evaluated) -> String {
-    let step = time(what.t_step.get());
+/// ` at gain 0.21`; nothing where nothing is lost.
+pub(crate) fn kept(what: &Evaluated) -> String {
     match what.gain.get() {
-        1.0 => format!("{step} per step"),
-        gain => format!("{step} per step at gain {}", number(gain)),
+        1.0 => String::new(),
+        gain => format!(" at gain {}", number(gain)),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Network probes: echo, ping, traceroute, throughput as state machines; sockets only in [`edge`];
-//! estimators of alpha and beta.
+//! the estimator of alpha.
 //!
 //! Everything outside [`edge`] is pure: packets and the time are arguments. The agent uses
 //! [`edge::EchoResponder`], [`edge::EchoProber`], [`edge::ThroughputServer`], [`edge::measure_throughput`],
@@ -10,9 +10,7 @@ pub mod auth;
 pub mod echo;
 pub mod edge;
 pub mod estimate;
-pub mod flows;
 mod nanos;
-pub mod passive;
 pub mod ping;
 pub mod stats;
 pub mod throughput;

@@ -10,7 +10,7 @@ use flexcomm_compression::pipeline::Member;
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::{CodecCost, Collective, Family, JobId, Strategy, default_compressors, further_compressors};
 use flexcomm_exchange::{Param, Shadows, layers};
-use flexcomm_trainer::{Client, LEAST_GAIN};
+use flexcomm_trainer::{Client, LEAST_GAIN, machine_name, processor};
 use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -160,9 +160,10 @@ impl Core {
 
     /// Starts the client of the agent behind `socket`. `collectives` are those that this backend can run; `candidates` the compressors
     /// to decide among in place of the default ones, which stay on request. What compressing takes is measured on the CUDA device of
-    /// this number, if one is given. `momentum` is the optimizer's, if it has one, `policy` what the script sets for the job, as JSON.
+    /// this number, if one is given. `momentum` is the optimizer's, if it has one, `policy` what the script sets for the job, as JSON, `machine` the name of
+    /// its accelerator.
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
-    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None, policy=None))]
+    #[pyo3(signature = (socket, backend, collectives, candidates=None, ordinal=None, momentum=None, policy=None, machine=None))]
     fn connect(
         &self,
         py: Python<'_>,
@@ -173,6 +174,7 @@ impl Core {
         ordinal: Option<u32>,
         momentum: Option<f64>,
         policy: Option<&str>,
+        machine: Option<&str>,
     ) -> PyResult<()> {
         guard(py, || {
             let policy = policy.map(serde_json::from_str).transpose().map_err(Failure::input)?;
@@ -194,6 +196,7 @@ impl Core {
                 buckets: Vec::new(),
                 momentum,
                 policy,
+                machine: machine.and_then(machine_name).or_else(processor),
                 backend,
                 codecs,
                 collectives,

@@ -244,9 +244,16 @@ impl Core {
 
 #[pymethods]
 impl Core {
+    /// Whether the energies of buckets are to be taken in this step that are not on the host: there each waits for the device, so they are
+    /// in steps alone in which they are reported.
+    fn reports_energies(&self) -> bool {
+        self.lock().reports_energies()
+    }
+
     /// Begins a bucket with `n` values at `gradient` (none: not float32 on the CPU, then it is exchanged as it is, unless it
-    /// can be compressed otherwise, `on_device`: on its device, or in a copy). Answers how it travels; none: dense, as it is.
-    #[pyo3(signature = (index, n, gradient, on_device=false))]
+    /// can be compressed otherwise, `on_device`: on its device, or in a copy). `energy` is ‖g‖² of one that is not on the host, where it is
+    /// [reported](Self::reports_energies). Answers how it travels; none: dense, as it is.
+    #[pyo3(signature = (index, n, gradient, on_device=false, energy=None))]
     fn enter(
         &self,
         py: Python<'_>,
@@ -254,6 +261,7 @@ impl Core {
         n: usize,
         gradient: Option<usize>,
         on_device: bool,
+        energy: Option<f64>,
     ) -> PyResult<Option<Transfer>> {
         guard(py, || {
             let values = gradient.map(|address| Span::of_floats(address, n).read::<f32>("the bucket")).transpose()?;
@@ -286,6 +294,7 @@ impl Core {
             let exchanged = !fallback && (!cast || bucket.has_residual());
             drop(bucket);
             session.fresh.extend(fresh.map(|fresh| (index, fresh)));
+            session.on_device.extend(energy.map(|energy| (index, energy)));
             if !exchanged {
                 // There are no energies of it: it sends all of its gradient.
                 session.meter.kept(Energy::default(), n, fresh);

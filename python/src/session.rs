@@ -151,6 +151,9 @@ pub struct Session {
     running: Vec<Running>,
     /// Energies of gradients before error feedback, of buckets on the host in a step for which they are [taken](Self::wants_energies).
     pub fresh: BTreeMap<usize, f64>,
+    /// The same of buckets on a device, in steps in which they are [reported](Self::reports_energies): gains are not weighted by them, since
+    /// they are not known in every step.
+    pub on_device: BTreeMap<usize, f64>,
     pub deferred: Deferred<Event>,
     /// Values of the buckets that DDP exchanged by itself in the newest step that it did, see [`Session::pass`].
     passed: Vec<usize>,
@@ -208,6 +211,7 @@ impl Session {
             named: None,
             running: Vec::new(),
             fresh: BTreeMap::new(),
+            on_device: BTreeMap::new(),
             deferred: Deferred::default(),
             passed: Vec::new(),
             layout: Vec::new(),
@@ -235,6 +239,7 @@ impl Session {
         let tick = Tick { plan: self.led_as_wanted(&tick), ..tick };
         self.running = tick.plan.strategies().iter().map(|strategy| self.runs_in(&tick, strategy)).collect();
         self.fresh.clear();
+        self.on_device.clear();
         self.tick = Some(tick);
     }
 
@@ -270,15 +275,20 @@ impl Session {
     /// Whether the energies of the buckets' gradients are taken in the step under way: where buckets run different strategies, and at
     /// [some of the others](takes_energies).
     pub fn wants_energies(&self) -> bool {
-        let reported =
-            |tick: &Tick| tick.trial.is_none() && takes_energies(tick.step) && self.reporter.client().is_some();
-        self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none() || reported(tick))
+        self.reports_energies() || self.tick.as_ref().is_some_and(|tick| tick.plan.alike().is_none())
+    }
+
+    /// Whether they are reported.
+    pub fn reports_energies(&self) -> bool {
+        let is_one = |tick: &Tick| tick.trial.is_none() && takes_energies(tick.step);
+        self.tick.as_ref().is_some_and(is_one) && self.reporter.client().is_some()
     }
 
     /// Those of all buckets, in steps in which they are reported.
     fn bucket_energies(&self, tick: &Tick) -> Vec<f64> {
-        let all = takes_energies(tick.step) && self.fresh.len() == self.layout.len();
-        if all { self.fresh.values().copied().collect() } else { Vec::new() }
+        let known: BTreeMap<usize, f64> = self.fresh.iter().chain(&self.on_device).map(|(i, e)| (*i, *e)).collect();
+        let all = takes_energies(tick.step) && known.len() == self.layout.len();
+        if all { known.into_values().collect() } else { Vec::new() }
     }
 
     /// Whether buckets may be compressed yet, by how many steps came before this one.

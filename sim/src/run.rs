@@ -318,6 +318,7 @@ impl<'a> Player<'a> {
         let blind = chance(faults.blind, &mut self.rng);
         self.snapshot.links = self.links.clone().filter(|_| !blind);
         self.snapshot.profiles = self.store.profiles.clone();
+        self.snapshot.trial = self.store.trial.clone();
         self.snapshot.coefficients = self.store.coefficients.clone();
         let now = Timestamp(self.clock_us);
         let outcome = decide(&self.snapshot, now, &mut self.planner_rng);
@@ -357,11 +358,12 @@ impl<'a> Player<'a> {
 
     fn order_trial(&mut self, outcome: &Outcome, matrix: &LinkMatrix) {
         let Some(request) = &outcome.trial else { return };
+        let asked = (Timestamp(self.clock_us), request.iterations);
         let (found, cost) = self.world.trial(request, matrix, self.progress(), &mut self.rng);
         self.pass(cost);
         self.run.trial_s += cost;
         if !chance(self.setup.faults.lost_trials, &mut self.rng) {
-            self.store.learn(&found, Timestamp(self.clock_us));
+            self.store.learn(&found, asked, Timestamp(self.clock_us));
         }
     }
 }

@@ -5,7 +5,7 @@ use flexcomm_domain::{
     CodecBytes, Collective, Gain, IndexBytes, Link, LinkMatrix, Seconds, Selector, Strategy, Timestamp, Version,
 };
 use flexcomm_optimizer::{CoefficientBook, Delay, LAB_BACKEND, Load, Profile, ProfilePoint, Quality, Sample, terms};
-use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest};
+use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest, TrialWaits};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
@@ -168,15 +168,9 @@ impl World {
     }
 
     /// Runs a trial: what it finds, and how long training stood still for it.
-    pub fn trial(
-        &self,
-        r: &TrialRequest,
-        matrix: &LinkMatrix,
-        progress: f64,
-        rng: &mut ChaCha8Rng,
-    ) -> (Vec<(Selector, ProfilePoint)>, f64) {
+    pub fn trial(&self, r: &TrialRequest, matrix: &LinkMatrix, progress: f64, rng: &mut ChaCha8Rng) -> (Found, f64) {
         let mut cost = TRIAL_OVERHEAD_S;
-        let mut found = Vec::new();
+        let mut found = Found::default();
         for strategy in &r.candidates {
             let t = self.truth(strategy, matrix, progress);
             cost += t.t_step * f64::from(r.iterations);
@@ -187,10 +181,21 @@ impl World {
             let Ok(gain) = Gain::new((gain * off(self.noise.gain, rng)).min(1.0)) else { continue };
             let t_comp_s = t.t_comp * off(self.noise.times, rng);
             let weight = f64::from(r.iterations);
-            found.push((strategy.selector(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
+            found.points.push((strategy.selector(), ProfilePoint { cr: strategy.cr(), gain, t_comp_s, weight }));
+            let Ok(waited) = Seconds::new(t.t_sync * off(self.noise.times, rng)) else { continue };
+            found.sync.push((*strategy, waited));
         }
         (found, cost)
     }
+}
+
+/// What a trial found.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// Of compressors.
+    pub points: Vec<(Selector, ProfilePoint)>,
+    /// What iterations of each strategy waited for their collective.
+    pub sync: Vec<(Strategy, Seconds)>,
 }
 
 /// Steps behind a median of telemetry, at most.
@@ -211,6 +216,8 @@ pub struct Store {
     pub coefficients: CoefficientBook,
     /// From trials.
     pub profiles: Profiles,
+    /// What the newest of them waited for.
+    pub trial: Option<TrialWaits>,
 }
 
 impl Store {
@@ -222,9 +229,10 @@ impl Store {
         self.coefficients.observe(collective, LAB_BACKEND, sample);
     }
 
-    /// Takes in what a trial found. Ratios that were not reached keep their older points.
-    pub fn learn(&mut self, found: &[(Selector, ProfilePoint)], at: Timestamp) {
-        for (selector, point) in found {
+    /// Takes in what a trial found that was asked for then, with so many iterations of each candidate. Ratios that were not reached keep
+    /// their older points.
+    pub fn learn(&mut self, found: &Found, (asked, iterations): (Timestamp, u32), at: Timestamp) {
+        for (selector, point) in &found.points {
             let old = self.profiles.by_selector.get(selector);
             let mut points: Vec<ProfilePoint> = old.map_or_else(Vec::new, |p| p.points().to_vec());
             points.retain(|p| p.cr != point.cr);
@@ -233,7 +241,9 @@ impl Store {
                 self.profiles.by_selector.insert(*selector, profile);
             }
         }
-        if !found.is_empty() {
+        if !found.points.is_empty() {
+            let id = self.trial.as_ref().map_or(1, |trial| trial.id + 1);
+            self.trial = Some(TrialWaits { id, asked, ended: at, iterations, sync: found.sync.clone() });
             let p = &mut self.profiles;
             (p.measured_at, p.tried_at, p.ended_at) = (Some(at), Some(at), Some(at));
         }

@@ -198,6 +198,7 @@ impl<'a> Trainers<'a> {
                 gradient_values,
                 buckets: scaled(&bucket_values(self.cell.model), factor, gradient_values),
                 momentum: Some(self.cell.momentum.into()),
+                machine: None,
                 backend: BACKEND.to_owned(),
                 codecs: lab.codecs.into_iter().filter(is_known).collect(),
                 collectives: COLLECTIVES.map(Into::into).to_vec(),

@@ -39,7 +39,7 @@ struct Queued {
 impl Queued {
     /// Whether newer ones replace its worth. Of all others there is only one.
     fn is_measurement(&self) -> bool {
-        matches!(self.message, FromTrainer::Steps(_) | FromTrainer::Transfers { .. })
+        matches!(self.message, FromTrainer::Steps(_))
     }
 }
 
@@ -420,7 +420,7 @@ mod tests {
     use super::*;
     use crate::orders::tests::{orders, version};
     use flexcomm_domain::{JobId, NodeName};
-    use flexcomm_wire::PROTOCOL;
+    use flexcomm_wire::{PROTOCOL, StepRecord, StepsReport};
     use std::os::unix::net::UnixListener;
 
     const SOON: Duration = Duration::from_secs(20);
@@ -435,6 +435,7 @@ mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "lab-tcp".into(),
             codecs: vec![],
@@ -444,6 +445,26 @@ mod tests {
 
     fn applied(version: u64) -> FromTrainer {
         FromTrainer::Applied(AppliedReport { job: JobId::new("j").unwrap(), rank: 0, version, digest: 0, step: 1 })
+    }
+
+    /// A report of so many steps.
+    fn steps(count: usize) -> FromTrainer {
+        let record = StepRecord {
+            step: 1,
+            compute_us: 1.0,
+            comp_us: 0.0,
+            sync_us: 1.0,
+            wait_us: None,
+            step_us: 2.0,
+            bytes_sent: 1,
+            gain: 1.0,
+            energy: None,
+            bucket_energies: Vec::new(),
+            loss: None,
+            accuracy: None,
+        };
+        let (job, strategy) = (JobId::new("j").unwrap(), flexcomm_domain::Strategy::DENSE_RING.into());
+        FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, steps: vec![record; count] })
     }
 
     struct Agent {
@@ -567,7 +588,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let client = Client::start(&folder.path().join("nobody.sock"), hello()).unwrap();
         client.send(applied(1));
-        let measured = || FromTrainer::Transfers { peer: [127, 0, 0, 1].into(), samples: vec![] };
+        let measured = || steps(0);
         (0..2 * MAX_QUEUED).for_each(|_| client.send(measured()));
         client.send(applied(2));
         let state = client.shared.lock();
@@ -657,8 +678,7 @@ mod tests {
         let path = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let client = Client::start(&path, hello()).unwrap();
-        let samples = vec![(1, 0.5); MAX_LINE / 4];
-        client.send(FromTrainer::Transfers { peer: [127, 0, 0, 1].into(), samples });
+        client.send(steps(MAX_LINE / 8));
         client.send(applied(1));
         let mut agent = Agent::accept(&listener);
         agent.welcome();

@@ -6,8 +6,6 @@ use crate::orders::OrdersSlot;
 use crate::telemetry::Telemetry;
 use flexcomm_domain::{Energy, JobId, Plan, Rank, Strategy, Version};
 use flexcomm_wire::{FromTrainer, StepRecord, TrialReport};
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long the end of the job waits for the agent to take the last reports.
@@ -60,11 +58,6 @@ impl Reporter {
     pub fn flush(&mut self) {
         let message = self.telemetry.flush(self.clock.elapsed());
         self.send(message);
-    }
-
-    /// Passive samples of links: per peer, bytes and seconds.
-    pub fn transfers(&self, samples: BTreeMap<IpAddr, Vec<(u64, f64)>>) {
-        self.send(samples.into_iter().map(|(peer, samples)| FromTrainer::Transfers { peer, samples }));
     }
 
     /// A decision is in force.
@@ -147,6 +140,7 @@ mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "lab-tcp".into(),
             codecs: vec![],

@@ -51,7 +51,7 @@ pub struct LinkView {
     pub to: NodeName,
     /// alpha.
     pub latency_us: f64,
-    /// 8 / beta; null before the first measurement.
+    /// As the newest throughput test found it; null before the first.
     pub bandwidth_bps: Option<f64>,
     /// Mean absolute difference of successive round trips.
     pub jitter_us: f64,
@@ -64,12 +64,10 @@ pub struct LinkView {
     pub by_icmp: bool,
     /// 0 to 1.
     pub latency_confidence: f64,
-    /// 0 to 1.
-    pub bandwidth_confidence: f64,
     /// Age of the newest latency sample, at the time of the answer.
     pub latency_age_ms: f64,
-    /// Age of the newest bandwidth sample, at the time of the answer.
-    pub bandwidth_age_ms: f64,
+    /// Age of that test, at the time of the answer; null before the first.
+    pub bandwidth_age_ms: Option<f64>,
 }
 
 /// A job, `GET /api/v1/jobs` and `GET /api/v1/jobs/{id}`.
@@ -96,7 +94,7 @@ pub struct JobView {
     pub loss: Option<f64>,
     /// Newest held-out accuracy.
     pub accuracy: Option<f64>,
-    /// Medians over the newest steps under the decision in force.
+    /// Medians over the newest steps under the decision in force. Forward and backward.
     pub compute_us: Option<f64>,
     /// Compress and decompress.
     pub comp_us: Option<f64>,
@@ -104,9 +102,9 @@ pub struct JobView {
     pub sync_us: Option<f64>,
     /// The whole step.
     pub step_us: Option<f64>,
-    /// What the model predicts for the collective now.
+    /// What was predicted of the collective before the steps of the interval that is open.
     pub predicted_sync_us: Option<f64>,
-    /// What the model predicts for the step now.
+    /// The same of the step.
     pub predicted_step_us: Option<f64>,
     /// Gain over all ranks: median over the newest steps.
     pub gain: Option<f64>,
@@ -163,14 +161,31 @@ pub struct Pin {
     pub until: Option<String>,
 }
 
-/// What is set for a job and by whom: `GET /api/v1/jobs/{id}/policy`, and the answer to `DELETE`.
+/// What is set for a job, by whom, and what decisions are made by: `GET /api/v1/jobs/{id}/policy`, and the answer to `DELETE`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PolicyView {
-    /// What counts.
+    /// What is set.
     pub policy: JobPolicy,
     /// `operator`: over REST. `script`: in the training script. `controller`: nothing is set for the job, and the controller's
     /// configuration counts alone.
     pub source: String,
+    /// What decisions are made by.
+    pub in_force: InForce,
+}
+
+/// What decisions of a job are made by: its policy, and the controller's configuration in what the policy leaves open.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InForce {
+    /// How candidates are ranked: the name of a policy and its settings. Null where a setting follows from the job: `exponent`,
+    /// `momentum` and `steps`.
+    pub objective: serde_json::Value,
+    /// Compressors that may be decided where the trainers offer them, besides dense: names with any parameters, or with those that they
+    /// have here. Null: all that the trainers offer as candidates.
+    pub compressors: Option<Vec<String>>,
+    /// Least effective gain of what is decided.
+    pub least_gain: f64,
+    /// The probability of being better that is asked of a change.
+    pub confidence: f64,
 }
 
 /// Answer to `PUT /api/v1/jobs/{id}/policy`.
@@ -344,12 +359,13 @@ pub struct ExperimentView {
     /// Seconds: of tests those that they lasted, while training went on; of live trials those in which nothing was trained; of shadow
     /// trials those of rank 0's steps, on its processors.
     pub seconds: f64,
-    /// The same over the seconds of the run; tests of several pairs of nodes may run at once.
+    /// The same over the seconds of the run; of tests times 2/n for n nodes of the job, since a test occupies two of them and several
+    /// run at once.
     pub share: f64,
-    /// Bytes that tests sent, both directions together.
-    pub bytes: u64,
-    /// Processor time of tests, seconds, at the end that began them.
-    pub cpu_s: f64,
+    /// Bytes that tests sent, both directions together; null of trials, of which it is not counted.
+    pub bytes: Option<u64>,
+    /// Processor time of tests, seconds, at the end that began them; null of trials, of which it is not counted.
+    pub cpu_s: Option<f64>,
 }
 
 /// `PUT /api/v1/scenario`: what every shaping agent's link should look like now (lab only).

@@ -11,7 +11,7 @@ mod reports;
 mod strategy;
 mod trainer;
 
-pub use check::{BadValue, check_buckets};
+pub use check::{BadValue, MAX_NAME, check_buckets};
 pub use orders::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant, TrialOrder};
 pub use reports::{
     AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report,

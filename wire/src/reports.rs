@@ -150,7 +150,7 @@ pub enum ReportBody {
     Shape(ShapeReport),
 }
 
-/// Estimate of the directed link from the reporting node to `peer`.
+/// Estimate of the latency from the reporting node to `peer`, and of losses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     /// The other end.
@@ -161,15 +161,6 @@ pub struct LinkReport {
     pub latency_confidence: f64,
     /// Age of the newest latency sample.
     pub latency_age_ms: f64,
-    /// 8 / beta; absent before the first measurement.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth_bps: Option<f64>,
-    /// 0 to 1.
-    #[serde(default)]
-    pub bandwidth_confidence: f64,
-    /// Age of the newest bandwidth sample.
-    #[serde(default)]
-    pub bandwidth_age_ms: f64,
     /// Mean absolute difference of successive round trips.
     pub jitter_us: f64,
     /// Share of echoes lost on the way out.
@@ -192,12 +183,8 @@ impl LinkReport {
     pub fn is_news_after(&self, last: &LinkReport) -> bool {
         let moved = (self.latency_us - last.latency_us).abs();
         let latency = moved > LEAST_LATENCY_CHANGE_US && moved > LINK_CHANGE * last.latency_us;
-        let bandwidth = match (last.bandwidth_bps, self.bandwidth_bps) {
-            (Some(old), Some(new)) => (new - old).abs() > LINK_CHANGE * old,
-            (old, new) => old.is_some() != new.is_some(),
-        };
         let loss = (self.loss_out - last.loss_out).abs().max((self.loss_back - last.loss_back).abs()) > LINK_CHANGE;
-        latency || bandwidth || loss
+        latency || loss
     }
 }
 
@@ -271,6 +258,10 @@ pub struct JobSeen {
     /// set nothing, and from older trainers. Agents hand it on as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<serde_json::Value>,
+    /// What it computes on, for example `NVIDIA H200`: a GPU's name, else the processor's. Absent where it is not known, and from older
+    /// trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
     /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: coefficients are fitted per backend.
     pub backend: String,
     /// The compressors it has, with their real wire sizes.

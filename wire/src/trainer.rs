@@ -33,6 +33,10 @@ pub struct Hello {
     /// set nothing, and from older trainers. Agents hand it on as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<serde_json::Value>,
+    /// What it computes on, for example `NVIDIA H200`: a GPU's name, else the processor's. Absent where it is not known, and from older
+    /// trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
     /// What moves the bytes.
     pub backend: String,
     /// The compressors it has.
@@ -53,11 +57,25 @@ impl From<Hello> for JobSeen {
             buckets,
             momentum,
             policy,
+            machine,
             backend,
             codecs,
             collectives,
         } = hello;
-        Self { job, run, rank, world, gradient_values, buckets, momentum, policy, backend, codecs, collectives }
+        Self {
+            job,
+            run,
+            rank,
+            world,
+            gradient_values,
+            buckets,
+            momentum,
+            policy,
+            machine,
+            backend,
+            codecs,
+            collectives,
+        }
     }
 }
 
@@ -190,16 +208,11 @@ pub enum FromTrainer {
     Applied(AppliedReport),
     /// A trial ended.
     Trial(TrialReport),
-    /// Bytes and seconds of pieces of real streams between here and a peer's address, timed from the end of the piece
-    /// before, so that no latency is in them: passive samples of the link.
-    Transfers {
-        /// The peer's IP address.
-        peer: std::net::IpAddr,
-        /// Per piece: bytes, seconds.
-        samples: Vec<(u64, f64)>,
-    },
     /// The trainer ends in an orderly way.
     Bye,
+    /// Of a trainer of another build: it is left out.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Agent to trainer.

@@ -19,15 +19,12 @@ pub(crate) fn due(last: Option<&LinkReport>, new: &LinkReport, since: Duration, 
 mod tests {
     use super::*;
 
-    fn report(latency_us: f64, bandwidth_bps: Option<f64>) -> LinkReport {
+    fn report(latency_us: f64) -> LinkReport {
         LinkReport {
             peer: "b".parse().unwrap(),
             latency_us,
             latency_confidence: 1.0,
             latency_age_ms: 0.0,
-            bandwidth_bps,
-            bandwidth_confidence: 1.0,
-            bandwidth_age_ms: 0.0,
             jitter_us: 0.0,
             loss_out: 0.0,
             loss_back: 0.0,
@@ -38,17 +35,15 @@ mod tests {
     #[test]
     fn noise_waits_and_changes_do_not() {
         let second = Duration::from_secs(1);
-        let (last, soon) = (report(1000.0, Some(1e9)), Duration::from_millis(300));
+        let (last, soon) = (report(1000.0), Duration::from_millis(300));
         assert!(due(None, &last, Duration::ZERO, second));
         assert!(!due(Some(&last), &last, soon, second));
         assert!(due(Some(&last), &last, second, second));
-        assert!(!due(Some(&last), &report(1090.0, Some(1.1e9)), soon, second));
-        assert!(due(Some(&last), &report(1500.0, Some(1e9)), soon, second));
-        assert!(due(Some(&last), &report(1000.0, Some(1e8)), soon, second));
-        assert!(due(Some(&report(1.0, None)), &report(1.0, Some(1e8)), soon, second));
-        assert!(!due(Some(&last), &report(1500.0, Some(1e9)), Duration::from_millis(50), second));
-        assert!(!due(Some(&report(20.0, None)), &report(90.0, None), soon, second), "within noise for a rack");
-        let mut lossy = report(1000.0, Some(1e9));
+        assert!(!due(Some(&last), &report(1090.0), soon, second));
+        assert!(due(Some(&last), &report(1500.0), soon, second));
+        assert!(!due(Some(&last), &report(1500.0), Duration::from_millis(50), second));
+        assert!(!due(Some(&report(20.0)), &report(90.0), soon, second), "within noise for a rack");
+        let mut lossy = report(1000.0);
         lossy.loss_back = 0.5;
         assert!(due(Some(&last), &lossy, soon, second));
     }

@@ -4,7 +4,7 @@ use super::budget::{Account, Held};
 use super::links::Links;
 use flexcomm_probes::throughput::{Direction, Plan, ThroughputResult};
 use flexcomm_wire::{EchoPeer, MAX_TEST_S, ThroughputGrant, ThroughputReport};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Part of a grant's validity that is left for connecting and reporting, in seconds.
 const MARGIN_S: f64 = 0.5;
@@ -66,17 +66,14 @@ pub fn prepare(
 }
 
 /// A test ended: the link learns what it found, the account what it cost.
-pub fn settle(report: &ThroughputReport, held: Held, links: &mut Links, account: &mut Account, now: Instant) {
-    match report.out_bps {
-        Some(bps) if !(report.out_is_lower_bound && links.is_faster_than(&report.peer, bps, now)) => {
-            links.throughput(&report.peer, bps, now);
-        }
-        _ => links.test_ends(&report.peer, now),
+pub fn settle(report: &ThroughputReport, held: Held, links: &mut Links, account: &mut Account) {
+    if let Some(bps) = report.out_bps {
+        links.throughput(&report.peer, bps, report.out_is_lower_bound);
     }
     let out = report.out_bytes.unwrap_or(report.bytes);
     // A test that failed counts with all that it may have sent.
     let dearer = out.max(report.bytes.saturating_sub(out));
-    account.settle(held, dearer, links.capacity_bps(now));
+    account.settle(held, dearer, links.capacity_bps());
 }
 
 /// What the controller gets.

@@ -3,25 +3,18 @@
 use super::due::due;
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_probes::echo::Loss;
-use flexcomm_probes::estimate::{Estimate, EstimatorConfig, LinkEstimator};
+use flexcomm_probes::estimate::{Estimate, LatencyEstimator};
 use flexcomm_probes::trace::PathWatch;
 use flexcomm_wire::{EchoPeer, LinkReport};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// A peer's way as the echoes know it.
-#[derive(Debug, Clone, Copy)]
-pub struct Way {
-    /// Seconds, there and back; 0 when unknown.
-    pub round_trip_s: f64,
-    /// Of the peer's throughput server: its tests are no job.
-    pub throughput_port: u16,
-}
-
 struct Link {
     peer: EchoPeer,
-    estimator: LinkEstimator,
+    latency: LatencyEstimator,
+    /// What the newest throughput test towards it found, bit/s.
+    tested_bps: Option<f64>,
     path: PathWatch,
     reported: Option<(Instant, LinkReport)>,
     /// When it answered a UDP echo last, or came into the plan.
@@ -52,7 +45,7 @@ impl Link {
     }
 
     fn round_trip(&mut self, at: Timestamp, rtt_s: f64) {
-        if let Err(error) = self.estimator.echo(at, rtt_s) {
+        if let Err(error) = self.latency.echo(at, rtt_s) {
             tracing::debug!(peer = %self.peer.node, "echo rejected: {error}");
         }
     }
@@ -83,7 +76,8 @@ impl Links {
             let kept = old.remove(&peer.node).filter(|link| link.peer == *peer);
             let link = kept.unwrap_or_else(|| Link {
                 peer: peer.clone(),
-                estimator: LinkEstimator::new(EstimatorConfig::default()),
+                latency: LatencyEstimator::default(),
+                tested_bps: None,
                 path: PathWatch::default(),
                 reported: None,
                 answered: now,
@@ -101,27 +95,6 @@ impl Links {
     /// One of them.
     pub fn peer(&self, node: &NodeName) -> Option<EchoPeer> {
         self.links.get(node).map(|link| link.peer.clone())
-    }
-
-    /// What is known of the way to each peer's address; addresses of several peers are left out.
-    pub fn ways(&self, now: Instant) -> BTreeMap<IpAddr, Way> {
-        let (at, mut ways, mut shared) = (self.at(now), BTreeMap::new(), BTreeSet::new());
-        for link in self.links.values() {
-            let addr = link.peer.addr.to_canonical();
-            let round_trip_s = link.estimator.alpha(at).map_or(0.0, |alpha| 2.0 * alpha);
-            let way = Way { round_trip_s, throughput_port: link.peer.throughput_port };
-            if ways.insert(addr, way).is_some() {
-                shared.insert(addr);
-            }
-        }
-        ways.retain(|addr, _| !shared.contains(addr));
-        ways
-    }
-
-    /// The node behind an address; none when it is not a peer's or that of several.
-    fn by_addr(&mut self, addr: IpAddr) -> Option<&mut Link> {
-        let mut found = self.links.values_mut().filter(|link| link.peer.addr.to_canonical() == addr);
-        found.next().filter(|_| found.next().is_none())
     }
 
     /// A round trip. Samples that the estimator refuses are counted by it and change nothing.
@@ -156,56 +129,17 @@ impl Links {
         silent.map(take).collect()
     }
 
-    /// A throughput test begins to share the link with the job.
-    pub fn test_begins(&mut self, node: &NodeName, now: Instant) {
-        let at = self.at(now);
-        if let Some(link) = self.links.get_mut(node) {
-            link.estimator.test_begins(at);
-        }
-    }
-
-    /// It is over without a finding; [`Self::throughput`] says so by itself.
-    pub fn test_ends(&mut self, node: &NodeName, now: Instant) {
-        let at = self.at(now);
-        if let Some(link) = self.links.get_mut(node) {
-            link.estimator.test_ends(at);
-        }
-    }
-
-    /// Whether the link to a peer is known to be clearly faster.
-    pub fn is_faster_than(&self, node: &NodeName, bps: f64, now: Instant) -> bool {
-        const CLEARLY: f64 = 1.5;
-        const LEAST_CONFIDENCE: f64 = 0.2;
-        let known = self.links.get(node).map(|link| link.estimator.estimate(self.at(now)));
-        let sure = known.filter(|known| known.bandwidth_confidence >= LEAST_CONFIDENCE);
-        sure.and_then(|known| known.bandwidth).is_some_and(|bandwidth| bandwidth.get() > CLEARLY * bps)
-    }
-
     /// A throughput test's finding, towards the peer.
-    pub fn throughput(&mut self, node: &NodeName, bps: f64, now: Instant) {
-        let at = self.at(now);
-        if let Some(link) = self.links.get_mut(node)
-            && let Err(error) = link.estimator.throughput(at, bps)
-        {
-            tracing::warn!(peer = %node, "throughput rejected: {error}");
+    pub fn throughput(&mut self, node: &NodeName, bps: f64, is_lower_bound: bool) {
+        if let Some(link) = self.links.get_mut(node) {
+            let least = link.tested_bps.filter(|_| is_lower_bound).unwrap_or_default();
+            link.tested_bps = Some(bps.max(least));
         }
     }
 
-    /// Pieces of real streams. Returns how many were taken in; the others are impossible or from nobody we know.
-    pub fn transfers(&mut self, peer: IpAddr, samples: &[(u64, f64)], now: Instant) -> usize {
-        let at = self.at(now);
-        let Some(link) = self.by_addr(peer) else { return 0 };
-        let taken = samples
-            .iter()
-            .filter(|(bytes, seconds)| link.estimator.transfer_rounds(at, *bytes as f64, *seconds, 0.0).is_ok());
-        taken.count()
-    }
-
-    /// The largest bandwidth known to any peer: this node's capacity as far as it was seen, in bit/s.
-    pub fn capacity_bps(&self, now: Instant) -> f64 {
-        let at = self.at(now);
-        let known = self.links.values().filter_map(|link| link.estimator.estimate(at).bandwidth);
-        known.map(|b| b.get()).fold(0.0, f64::max)
+    /// The largest bandwidth that a test found towards any peer: this node's capacity as far as it was seen, in bit/s.
+    pub fn capacity_bps(&self) -> f64 {
+        self.links.values().filter_map(|link| link.tested_bps).fold(0.0, f64::max)
     }
 
     /// A finished trace; the hops when they are news.
@@ -231,8 +165,9 @@ impl Links {
             // All of the UDP echoes are lost then.
             let pings = link.pings.filter(|pings| pings.answered > 0);
             let Some(loss) = pings.as_ref().or(losses.get(&echo_addr(&link.peer))) else { continue };
-            let (estimate, by_icmp) = (link.estimator.estimate(at), pings.is_some());
-            let Some(report) = report(&link.peer.node, &estimate, (loss, by_icmp)) else { continue };
+            // Before the first round trip there is nothing to say.
+            let Some(estimate) = link.latency.estimate(at) else { continue };
+            let report = report(&link.peer.node, &estimate, (loss, pings.is_some()));
             if due(link.reported.as_ref().map(|(_, last)| last), &report, waited(link), interval) {
                 link.reported = Some((now, report.clone()));
                 due_now.push(report);
@@ -247,23 +182,19 @@ pub fn echo_addr(peer: &EchoPeer) -> SocketAddr {
     SocketAddr::new(peer.addr, peer.echo_port)
 }
 
-/// None before the first round trip: there is nothing to say.
-fn report(peer: &NodeName, estimate: &Estimate, (loss, by_icmp): (&Loss, bool)) -> Option<LinkReport> {
+fn report(peer: &NodeName, estimate: &Estimate, (loss, by_icmp): (&Loss, bool)) -> LinkReport {
     let share = |x: f64| if x.is_finite() { x.clamp(0.0, 1.0) } else { 0.0 };
-    Some(LinkReport {
+    LinkReport {
         peer: peer.clone(),
-        latency_us: estimate.alpha?.get() * 1e6,
-        latency_confidence: share(estimate.alpha_confidence),
-        latency_age_ms: estimate.alpha_age.map_or(0.0, |age| age.get() * 1e3),
-        bandwidth_bps: estimate.bandwidth.map(|b| b.get()),
-        bandwidth_confidence: share(estimate.bandwidth_confidence),
-        bandwidth_age_ms: estimate.bandwidth_age.map_or(0.0, |age| age.get() * 1e3),
+        latency_us: estimate.alpha.get() * 1e6,
+        latency_confidence: share(estimate.confidence),
+        latency_age_ms: estimate.age.get() * 1e3,
         jitter_us: estimate.jitter.get() * 1e6,
         // With too few answers to tell the ways apart, a request without an answer counts as lost on the way out.
         loss_out: share(loss.out.unwrap_or(loss.share())),
         loss_back: share(loss.back.unwrap_or(0.0)),
         by_icmp,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -317,33 +248,23 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_an_address_is_known_when_it_is_one_peers() {
+    fn the_capacity_is_the_most_that_tests_found() {
         let began = Instant::now();
         let mut links = Links::new(began);
-        links.set_peers((&[peer("b", 1), peer("c", 2), peer("d", 2)], SECOND), began);
-        let now = began + Duration::from_secs(1);
-        (0..20).for_each(|_| links.echo("10.0.0.1:7071".parse().unwrap(), 0.004, now));
-        let ways = links.ways(now);
-        assert_eq!(ways.keys().copied().collect::<Vec<IpAddr>>(), vec![IpAddr::from([10, 0, 0, 1])]);
-        let way = ways[&IpAddr::from([10, 0, 0, 1])];
-        assert!((way.round_trip_s - 0.004).abs() < 1e-4 && way.throughput_port == 7072, "{way:?}");
-    }
-
-    #[test]
-    fn samples_find_their_peer_and_strangers_are_rejected() {
-        let began = Instant::now();
-        let mut links = Links::new(began);
-        links.set_peers((&[peer("b", 1), peer("c", 2), peer("d", 2)], SECOND), began);
-        let now = began + Duration::from_secs(1);
-        let samples = [(1_000_000, 0.01), (0, 1.0), (1, -1.0), (1, f64::INFINITY)];
-        assert_eq!(links.transfers([10, 0, 0, 1].into(), &samples, now), 1);
-        assert_eq!(links.transfers([10, 0, 0, 9].into(), &samples, now), 0);
-        assert_eq!(links.transfers([10, 0, 0, 2].into(), &samples, now), 0, "two nodes have this address");
-        links.throughput(&"b".parse().unwrap(), 1e9, now);
-        assert!((links.capacity_bps(now) / 1e9 - 1.0).abs() < 0.3);
+        links.set_peers((&[peer("b", 1), peer("c", 2)], SECOND), began);
+        let (b, c) = ("b".parse().unwrap(), "c".parse().unwrap());
+        assert_eq!(links.capacity_bps(), 0.0);
+        links.throughput(&b, 1e9, false);
+        links.throughput(&c, 1e8, false);
+        links.throughput(&"absent".parse().unwrap(), 1e12, false);
+        assert_eq!(links.capacity_bps(), 1e9);
+        links.throughput(&b, 2e8, true);
+        assert_eq!(links.capacity_bps(), 1e9, "a lower bound below what is known says nothing");
+        links.throughput(&b, 5e8, false);
+        assert_eq!(links.capacity_bps(), 5e8);
         links.set_peers((&[peer("b", 1)], SECOND), began);
-        assert!(links.capacity_bps(now) > 0.0, "a peer that stays keeps its estimate");
+        assert_eq!(links.capacity_bps(), 5e8, "a peer that stays keeps what is known");
         links.set_peers((&[peer("b", 3)], SECOND), began);
-        assert_eq!(links.capacity_bps(now), 0.0, "another address is another link");
+        assert_eq!(links.capacity_bps(), 0.0, "another address is another link");
     }
 }

@@ -2,10 +2,8 @@
 
 pub(crate) mod budget;
 mod due;
-mod flows;
 pub mod grant;
 pub(crate) mod links;
-pub(crate) mod looks;
 pub(crate) mod pings;
 
 use crate::config::{Config, Secret};
@@ -15,7 +13,7 @@ use budget::Budget;
 use flexcomm_probes::Token;
 use flexcomm_probes::edge::{
     EchoEvent, EchoProber, EchoResponder, EchoSettings, MeasureError, SpawnError, ThroughputServer,
-    measure_throughput_until, trace_route,
+    measure_throughput_until, monotonic, trace_route,
 };
 use flexcomm_probes::throughput::{Plan, ThroughputResult};
 use flexcomm_probes::trace::TracePlan;
@@ -24,9 +22,9 @@ use grant::{Failed, Prepared, Took};
 use links::{Links, echo_addr};
 use nix::time::{ClockId, clock_gettime};
 use pings::Hosts;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -50,28 +48,6 @@ pub enum ProbingError {
         /// Why.
         source: SpawnError,
     },
-}
-
-/// Takes passive samples.
-#[derive(Clone)]
-pub(crate) struct Passive {
-    links: Arc<Mutex<Links>>,
-    metrics: Metrics,
-}
-
-impl Passive {
-    /// One that feeds nothing.
-    #[cfg(test)]
-    pub(crate) fn detached(metrics: Metrics) -> Self {
-        Self { links: Arc::new(Mutex::new(Links::new(Instant::now()))), metrics }
-    }
-
-    /// Transfers of a trainer to a peer's address: bytes, seconds.
-    pub(crate) fn take(&self, peer: IpAddr, samples: &[(u64, f64)]) {
-        let taken = lock(&self.links).transfers(peer, samples, Instant::now());
-        self.metrics.passive_samples_total.inc_by(taken as u64);
-        self.metrics.passive_rejected_total.inc_by((samples.len() - taken) as u64);
-    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -165,10 +141,6 @@ impl Probing {
         (self.responder.local_addr().port(), self.server.local_addr().port())
     }
 
-    pub(crate) fn passive(&self) -> Passive {
-        Passive { links: self.links.clone(), metrics: self.metrics.clone() }
-    }
-
     pub(crate) fn desired(&self) -> DesiredProbes {
         self.desired.clone()
     }
@@ -180,11 +152,8 @@ impl Probing {
 
     /// Probes until `stop`.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
-        let (passive, (_, own_port)) = (self.passive(), self.ports());
-        let Self { links, responder, server, prober, mut events, plan, grants, hosts, token, reports, metrics, .. } =
-            self;
+        let Self { links, responder, server, prober, events, plan, grants, hosts, token, reports, metrics, .. } = self;
         let quit = Arc::new(AtomicBool::new(false));
-        let quits = flows::QuitOnDrop(quit.clone());
         let tests = Tests {
             links: links.clone(),
             token,
@@ -195,45 +164,58 @@ impl Probing {
             quit: quit.clone(),
         };
         let tests = tokio::spawn(tests.run(grants));
-        let flows = quit.clone();
-        let flows = tokio::task::spawn_blocking(move || flows::watch(&passive, own_port, &flows));
         let pings = (links.clone(), metrics.clone(), quit.clone());
-        let pings = tokio::task::spawn_blocking(move || pings::watch(&pings.0, &hosts, &pings.1, &pings.2));
+        let watch = move || pings::watch(&pings.0, &hosts, &pings.1, &pings.2);
+        let thread = std::thread::Builder::new().name("flexcomm-ping".into()).spawn(watch);
+        let why = |error: &std::io::Error| tracing::warn!("nothing is pinged: failed to start a thread: {error}");
+        let pings = Pings { quit: quit.clone(), thread: thread.inspect_err(why).ok() };
         let traces = tokio::spawn(trace(links.clone(), plan.clone(), reports.clone(), metrics.clone(), quit.clone()));
-        let mut echo = Echo { links, prober, plan, reports, interval: self.interval };
+        let mut echo = Echo { links, prober, events, plan, reports, metrics, interval: self.interval };
         echo.follow();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = stop.changed() => break,
-                _ = look.tick() => echo.report(),
+                _ = look.tick() => echo.look(),
                 changed = echo.plan.changed() => match changed {
                     Ok(()) => echo.follow(),
                     Err(_) => break,
                 },
-                Some(event) = events.recv() => match event.sample {
-                    Some(sample) => {
-                        metrics.echo_answered_total.inc();
-                        lock(&echo.links).echo(event.peer, sample.rtt_s, Instant::now());
-                    }
-                    None => metrics.echo_lost_total.inc(),
-                },
             }
         }
-        drop(quits);
+        quit.store(true, Ordering::Relaxed);
         tests.abort();
         traces.abort();
-        let _ = tokio::join!(flows, pings);
+        let _ = tokio::task::spawn_blocking(move || drop(pings)).await;
         drop((responder, server));
+    }
+}
+
+/// The thread that pings; ends when it goes, also when the task that holds it panics: it would outlive all.
+struct Pings {
+    quit: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Pings {
+    fn drop(&mut self) {
+        self.quit.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
     }
 }
 
 struct Echo {
     links: Arc<Mutex<Links>>,
     prober: EchoProber,
+    events: mpsc::Receiver<EchoEvent>,
     plan: watch::Receiver<ProbePlan>,
     reports: Arc<ReportLog>,
+    metrics: Metrics,
     interval: Duration,
 }
 
@@ -244,9 +226,23 @@ impl Echo {
         self.prober.set_peers(&plan.peers.iter().map(echo_addr).collect::<Vec<_>>());
     }
 
-    fn report(&self) {
-        let losses = self.prober.losses();
-        let due = lock(&self.links).reports(&losses, Instant::now(), self.interval);
+    /// Takes in what came since the last look, and reports what is due. To be woken by every echo would cost more than all else that
+    /// an idle agent does.
+    fn look(&mut self) {
+        let (losses, now, clock) = (self.prober.losses(), Instant::now(), monotonic());
+        let mut links = lock(&self.links);
+        while let Ok(event) = self.events.try_recv() {
+            match event.sample {
+                Some(sample) => {
+                    self.metrics.echo_answered_total.inc();
+                    let age = Duration::from_secs_f64(clock.since(event.at).max(0.0));
+                    links.echo(event.peer, sample.rtt_s, now.checked_sub(age).unwrap_or(now));
+                }
+                None => self.metrics.echo_lost_total.inc(),
+            }
+        }
+        let due = links.reports(&losses, now, self.interval);
+        drop(links);
         due.into_iter().for_each(|report| self.reports.push(ReportBody::Link(report)));
     }
 }
@@ -281,7 +277,7 @@ impl Tests {
                     self.store().await;
                     let (outcome, took) = self.measure(peer, plan).await;
                     let report = grant::report(&grant, &outcome, took);
-                    grant::settle(&report, held, &mut lock(&self.links), &mut self.budget.account, Instant::now());
+                    grant::settle(&report, held, &mut lock(&self.links), &mut self.budget.account);
                     self.store().await;
                     report
                 }
@@ -301,7 +297,6 @@ impl Tests {
     }
 
     async fn measure(&self, peer: EchoPeer, plan: Plan) -> (Result<ThroughputResult, Failed>, Option<Took>) {
-        lock(&self.links).test_begins(&peer.node, Instant::now());
         let (token, quit) = (self.token.clone(), self.quit.clone());
         let addr = SocketAddr::new(peer.addr, peer.throughput_port);
         let measure = move || {

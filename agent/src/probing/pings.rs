@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 const PEERS_EVERY: Duration = Duration::from_secs(1);
 /// How often other hosts are.
 const HOSTS_EVERY: Duration = Duration::from_secs(5);
-/// How often it is looked whether something is due.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// When hosts are pinged for the first time after they were looked up for the first time.
+const FIRST_AFTER: Duration = Duration::from_millis(200);
 /// After an error of the system.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Echoes to each host whose share of losses counts.
@@ -142,8 +142,7 @@ pub(super) fn watch(links: &Mutex<Links>, hosts: &Arc<Mutex<Hosts>>, metrics: &M
         let now = Instant::now();
         let mut targets = BTreeSet::new();
         if now >= hosts_at {
-            // What is known at the next look after it was looked up for the first time is pinged then.
-            hosts_at = now + if is_first { LOOK_EVERY } else { HOSTS_EVERY };
+            hosts_at = now + if is_first { FIRST_AFTER } else { HOSTS_EVERY };
             is_first = false;
             if resolver.as_ref().is_none_or(JoinHandle::is_finished) {
                 resolver = resolving(hosts);
@@ -169,7 +168,7 @@ pub(super) fn watch(links: &Mutex<Links>, hosts: &Arc<Mutex<Hosts>>, metrics: &M
                 (hosts_at, peers_at) = (now + RETRY_AFTER, now + RETRY_AFTER);
             }
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::park_timeout(hosts_at.min(peers_at).saturating_duration_since(Instant::now()));
     }
 }
 

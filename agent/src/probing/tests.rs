@@ -3,23 +3,11 @@
 use super::*;
 use crate::skipped;
 use crate::spool::Spool;
+use flexcomm_domain::NodeName;
 use flexcomm_probes::echo::Loss;
 use flexcomm_probes::edge::{PingSettings, ping_many};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::Ordering;
-
-const FAST_BPS: f64 = 235e6;
-/// What is left of it beside a test: less than half, but more than what no sharing explains.
-const SHARED_BPS: f64 = 105e6;
-
-/// One link on which pieces of streams have shown [`FAST_BPS`], and a grant to test it, in use.
-struct Bench {
-    links: Arc<Mutex<Links>>,
-    reports: Arc<ReportLog>,
-    grants_in: mpsc::Sender<(Instant, ThroughputGrant)>,
-    _folder: tempfile::TempDir,
-}
+use std::net::{IpAddr, Ipv4Addr};
 
 /// The controller is on loopback by default.
 fn config(text: &str) -> Config {
@@ -30,99 +18,37 @@ fn token() -> Token {
     Token::new("a token of tests").unwrap()
 }
 
-impl Bench {
-    /// The peer's throughput server is at `server`.
-    fn start(server: SocketAddr) -> Self {
-        let (folder, metrics) = (tempfile::tempdir().unwrap(), Metrics::new().unwrap());
-        let reports = ReportLog::new(Spool::open(&folder.path().join("spool"), 1 << 20).unwrap(), metrics.clone());
-        let links = Arc::new(Mutex::new(Links::new(Instant::now())));
-        let (node, throughput_port) = ("b".parse().unwrap(), server.port());
-        let peers = [EchoPeer { node, addr: server.ip(), echo_port: 1, throughput_port }];
-        lock(&links).set_peers((&peers, Duration::from_millis(100)), Instant::now());
-        let tests = Tests {
-            links: links.clone(),
-            token: token(),
-            reports: reports.clone(),
-            metrics,
-            budget: Budget::open(folder.path().join("budget"), 0.01, 0.0),
-            began: Instant::now(),
-            quit: Arc::default(),
-        };
-        let (grants_in, grants) = mpsc::channel(1);
-        tokio::spawn(tests.run(grants));
-        let grant = ThroughputGrant { id: 1, peer: "b".parse().unwrap(), budget_bytes: 1 << 20, valid_ms: 60_000 };
-        let bench = Self { links, reports, grants_in, _folder: folder };
-        bench.pieces(FAST_BPS, Instant::now());
-        bench.grants_in.try_send((Instant::now(), grant)).unwrap();
-        bench
-    }
-
-    /// Pieces of a stream, more than a fall needs, the last of which ends at `at`.
-    fn pieces(&self, bps: f64, at: Instant) {
-        let bytes = 2_500_000;
-        let samples = [(bytes, bytes as f64 * 8.0 / bps); 5];
-        assert_eq!(lock(&self.links).transfers(Ipv4Addr::LOCALHOST.into(), &samples, at), 5);
-    }
-
-    fn bandwidth(&self) -> f64 {
-        lock(&self.links).capacity_bps(Instant::now())
-    }
-
-    /// Whether the test has ended.
-    fn reported(&self) -> bool {
-        self.reports.waiting() > 0
-    }
-
-    async fn end(&self) {
-        let begun = Instant::now();
-        while !self.reported() {
-            assert!(begun.elapsed() < Duration::from_secs(120), "the test never ends");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    /// Slow pieces that begin well after the test are a fall of the link.
-    fn is_believed_again(&self) {
-        self.pieces(SHARED_BPS, Instant::now() + Duration::from_secs(1));
-        let found = self.bandwidth();
-        assert!((found / SHARED_BPS - 1.0).abs() < 0.1, "{found} although the test is over");
-    }
-}
-
-/// A test towards a server that does not answer, the connection that it waits on, and the bandwidth of its link after
-/// slow pieces.
-async fn while_a_test_waits() -> (Bench, TcpStream, f64) {
-    loop {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let bench = Bench::start(listener.local_addr().unwrap());
-        let (connection, _) = tokio::task::spawn_blocking(move || listener.accept().unwrap()).await.unwrap();
-        bench.pieces(SHARED_BPS, Instant::now());
-        let found = bench.bandwidth();
-        // A machine that stalled for seconds in between has shown nothing: the test gave up.
-        if !bench.reported() {
-            return (bench, connection, found);
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_test_slows_down_is_no_fall_until_it_fails() {
-    let (bench, connection, found) = while_a_test_waits().await;
-    assert!((found / FAST_BPS - 1.0).abs() < 0.1, "{found} while a test shares the link");
-    drop(connection);
-    bench.end().await;
-    bench.is_believed_again();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_test_that_brings_a_result_is_over() {
+async fn a_link_and_the_controller_learn_what_a_test_found() {
     let server = ThroughputServer::spawn((Ipv4Addr::LOCALHOST, 0).into(), &token()).unwrap();
-    let bench = Bench::start(server.local_addr());
-    bench.end().await;
-    let batch = bench.reports.batch(1, 1 << 20).unwrap();
+    let (folder, metrics) = (tempfile::tempdir().unwrap(), Metrics::new().unwrap());
+    let reports = ReportLog::new(Spool::open(&folder.path().join("spool"), 1 << 20).unwrap(), metrics.clone());
+    let links = Arc::new(Mutex::new(Links::new(Instant::now())));
+    let (addr, node) = (server.local_addr(), NodeName::new("b").unwrap());
+    let peers = [EchoPeer { node: node.clone(), addr: addr.ip(), echo_port: 1, throughput_port: addr.port() }];
+    lock(&links).set_peers((&peers, Duration::from_millis(100)), Instant::now());
+    let tests = Tests {
+        links: links.clone(),
+        token: token(),
+        reports: reports.clone(),
+        metrics,
+        budget: Budget::open(folder.path().join("budget"), 0.01, 0.0),
+        began: Instant::now(),
+        quit: Arc::default(),
+    };
+    let (grants_in, grants) = mpsc::channel(1);
+    tokio::spawn(tests.run(grants));
+    let grant = ThroughputGrant { id: 1, peer: node, budget_bytes: 1 << 20, valid_ms: 60_000 };
+    grants_in.try_send((Instant::now(), grant)).unwrap();
+    let begun = Instant::now();
+    while reports.waiting() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "the test never ends");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let batch = reports.batch(1, 1 << 20).unwrap();
     let text = String::from_utf8_lossy(&batch[0].payload).into_owned();
     assert!(text.contains("\"out_bps\":") && !text.contains("\"out_bps\":null"), "{text}");
-    bench.is_believed_again();
+    assert!(lock(&links).capacity_bps() > 0.0);
 }
 
 /// The loopback answers ICMP on all of 127.0.0.0/8, and nothing answers UDP echoes there.

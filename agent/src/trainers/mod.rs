@@ -12,7 +12,6 @@ mod roster;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::probing::Passive;
 use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
 use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
@@ -46,7 +45,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// Where what trainers say goes.
 pub(crate) struct Sinks {
     pub(crate) reports: Arc<ReportLog>,
-    pub(crate) passive: Passive,
     pub(crate) metrics: Metrics,
 }
 
@@ -54,7 +52,6 @@ pub(crate) struct Sinks {
 pub(crate) struct Trainers {
     node: NodeName,
     reports: Arc<ReportLog>,
-    passive: Passive,
     metrics: Metrics,
     jobs: Mutex<Jobs>,
     registry: Mutex<Registry>,
@@ -79,7 +76,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Trainers {
     /// Serves nobody yet. The ranks of an earlier agent have some time to come back.
     pub(crate) fn new(config: &Config, sinks: Sinks, jobs: Jobs) -> Arc<Self> {
-        let Sinks { reports, passive, metrics } = sinks;
+        let Sinks { reports, metrics } = sinks;
         let node = config.node.clone();
         let (jobs, registry) = (Mutex::new(jobs), Mutex::new(Registry::default()));
         let (roster, missing) = Roster::open(&config.state_dir);
@@ -87,7 +84,6 @@ impl Trainers {
         Arc::new(Self {
             node,
             reports,
-            passive,
             metrics,
             jobs,
             registry,
@@ -236,7 +232,6 @@ impl Trainers {
                 }
             }
             Event::Report(body) => self.reports.keep(body, is_last).await,
-            Event::Transfers { peer, samples } => self.passive.take(peer, &samples),
             Event::Rejected(why) => {
                 self.metrics.trainer_reports_rejected_total.inc();
                 let (job, rank) = named(from);
@@ -489,6 +484,7 @@ pub(super) mod tests {
             gradient_values: 1000,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: hello.backend,
             codecs: vec![],
@@ -504,8 +500,7 @@ pub(super) mod tests {
         let spool = crate::spool::Spool::open(&folder.join("spool"), 1 << 16).unwrap();
         let reports = ReportLog::new(spool, metrics.clone());
         let jobs = Jobs::open(folder, metrics.clone()).unwrap();
-        let passive = Passive::detached(metrics.clone());
-        Trainers::new(&config, Sinks { reports, passive, metrics }, jobs)
+        Trainers::new(&config, Sinks { reports, metrics }, jobs)
     }
 
     #[tokio::test]

@@ -1,10 +1,6 @@
 //! What a trainer's lines mean: pure, one [`Session`] per connection.
 
 use flexcomm_wire::{FromTrainer, Hello, JobSeen, PROTOCOL, ReportBody};
-use std::net::IpAddr;
-
-/// Most samples in one message of transfers.
-const MAX_SAMPLES: usize = 4096;
 
 /// What a line asks of the agent.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,13 +9,6 @@ pub enum Event {
     Joined(JobSeen),
     /// Something for the controller.
     Report(ReportBody),
-    /// Passive samples of a link: bytes, seconds.
-    Transfers {
-        /// The other end.
-        peer: IpAddr,
-        /// Each.
-        samples: Vec<(u64, f64)>,
-    },
     /// A message whose values cannot be believed; the connection goes on.
     Rejected(String),
     /// An orderly end.
@@ -85,13 +74,10 @@ impl Session {
                 same(&trial.job, trial.rank)?;
                 ReportBody::Trial(trial)
             }
-            FromTrainer::Transfers { peer, samples } => {
-                if samples.len() > MAX_SAMPLES {
-                    return Err(format!("{} transfers in one message, at most {MAX_SAMPLES}", samples.len()));
-                }
-                return Ok(Event::Transfers { peer: peer.to_canonical(), samples });
-            }
             FromTrainer::Bye => return Ok(Event::Left),
+            FromTrainer::Unknown => {
+                return Ok(Event::Rejected("a message of a kind that this agent does not know".to_owned()));
+            }
         };
         Ok(match body.check() {
             Ok(()) => Event::Report(body),
@@ -129,6 +115,7 @@ pub(crate) mod tests {
             gradient_values: 1000,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "lab-tcp".into(),
             codecs: vec![],

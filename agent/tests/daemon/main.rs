@@ -1,7 +1,6 @@
 //! Whole agents in this process.
 #![allow(clippy::unwrap_used)]
 
-mod flows;
 mod outages;
 #[path = "../support/mod.rs"]
 mod support;

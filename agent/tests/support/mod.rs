@@ -322,6 +322,7 @@ pub fn hello(job: &str, rank: u32) -> FromTrainer {
         gradient_values: 1000,
         buckets: Vec::new(),
         momentum: None,
+        machine: None,
         policy: None,
         backend: "test".into(),
         codecs: vec![],

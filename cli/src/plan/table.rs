@@ -24,13 +24,17 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
     writeln!(out, "\n  {HEAD}")?;
     let (front, chosen) = &solved.marked;
     let shown = best(solved);
+    let rows: Vec<&Row> = shown.iter().map(|i| &solved.costs[*i]).collect();
     for i in &shown {
         let mark = if Some(*i) == *chosen { ">" } else { " " };
         writeln!(out, "{mark} {}{}", row(&solved.costs[*i]), if front.contains(i) { "  *" } else { "" })?;
     }
     if shown.len() < solved.costs.len() {
-        let others = solved.costs.len() - shown.len();
-        writeln!(out, "\nEach by its best collective; {others} rows by others are in --json.")?;
+        let others = match solved.costs.len() - shown.len() {
+            1 => "1 row by another is".to_owned(),
+            others => format!("{others} rows by others are"),
+        };
+        writeln!(out, "\nEach by its best collective; {others} in --json.")?;
     }
     writeln!(out, "\n* on the Pareto front of (t_comp, t_sync, 1/gain); > the choice.")?;
     if let Some(searched) = &solved.buckets {
@@ -40,29 +44,39 @@ fn write(plan: &Plan, out: &mut String) -> std::fmt::Result {
         writeln!(out, "\nChoice: {} by {}.", compressor(&solved.choice), by(&solved.choice))?;
     }
     writeln!(out, "Why: {}.", solved.why)?;
-    write_break_even(plan, out)?;
-    let beats = |r: &&Row| !r.is_dense() && r.break_even_gain.is_some_and(|gain| gain < 1.0);
-    let mut rivals = solved.costs.iter().filter(beats).peekable();
-    let rests =
-        if solved.choice.is_dense() { rivals.clone().any(Row::is_on_curve) } else { solved.choice.is_on_curve() };
+    if plan.by_quality {
+        write_break_even(plan, &rows, out)?;
+    }
+    write_basis(plan, &rows, out)
+}
+
+/// Whether the choice rests on the assumed gain; of dense by time-to-quality, whether another gain would change it.
+fn write_basis(plan: &Plan, shown: &[&Row], out: &mut String) -> std::fmt::Result {
+    let (costs, choice, is_alike) = (&plan.solved.costs, &plan.solved.choice, plan.solved.buckets.is_none());
+    let rests: Vec<&Row> = match (choice.is_dense(), plan.by_quality) {
+        (false, _) => [choice].into_iter().filter(|row| row.is_on_curve()).collect(),
+        (true, true) => costs.iter().filter(|row| can_beat_dense(row) && row.is_on_curve()).collect(),
+        (true, false) => costs.iter().filter(|row| row.is_on_curve()).collect(),
+    };
     // A file of gains is of what keeps a share of the values.
     let can_be_given = |row: &Row| !plan.gain_given && row.of.strategy.family().has_ratio();
-    match (solved.choice.is_dense(), rests) {
-        (true, _) if rivals.peek().is_none() => {
+    let would_change = |row: &&Row| can_beat_dense(row) && row.is_on_curve() && can_be_given(row);
+    match choice.is_dense() && plan.by_quality {
+        true if is_alike && !costs.iter().any(can_beat_dense) => {
             writeln!(out, "Dense is best here at any gain: compression would not pay.")
         }
-        (true, true) if rivals.clone().any(|row| row.is_on_curve() && can_be_given(row)) => writeln!(
+        true if rests.is_empty() => writeln!(out, "Dense is best here: compression would not pay."),
+        true if shown.iter().any(would_change) => writeln!(
             out,
             "Under the assumed gain c^0.6 dense is best here; measured gains (--gain) above the break-even would \
              change that."
         ),
-        (true, true) => writeln!(out, "Under the assumed gain c^0.6 dense is best here."),
-        (true, false) => writeln!(out, "Dense is best here: compression would not pay."),
-        (false, true) if can_be_given(&solved.choice) => {
+        true => writeln!(out, "Under the assumed gain c^0.6 dense is best here."),
+        false if rests.is_empty() => Ok(()),
+        false if rests.iter().any(|row| can_be_given(row)) => {
             writeln!(out, "This holds under the assumed gain c^0.6; give --gain for measured ones.")
         }
-        (false, true) => writeln!(out, "This holds under the assumed gain c^0.6."),
-        (false, false) => Ok(()),
+        false => writeln!(out, "This holds under the assumed gain c^0.6."),
     }
 }
 
@@ -81,35 +95,40 @@ fn best(solved: &Solved) -> Vec<usize> {
     best
 }
 
-/// For each ratio its best collective of those that could beat dense.
-fn write_break_even(plan: &Plan, out: &mut String) -> std::fmt::Result {
-    let needed = |row: &Row| row.break_even_gain.unwrap_or(f64::INFINITY);
-    let key = |row: &Row| (needed(row) >= 1.0, row.t_quality_s);
-    let mut best: Vec<&Row> = Vec::new();
-    for row in plan.solved.costs.iter().filter(|r| !r.is_dense()) {
-        match best.iter_mut().find(|b| b.same_compression(row)) {
-            Some(known) if key(row) < key(known) => *known = row,
-            Some(_) => {}
-            None => best.push(row),
-        }
-    }
-    if best.is_empty() {
-        return Ok(());
-    }
-    let (can, never): (Vec<_>, Vec<_>) = best.into_iter().partition(|row| needed(row) < 1.0);
+/// The gain above which time to quality is less than dense's; infinite where there is none.
+fn needed(row: &Row) -> f64 {
+    row.break_even_gain.unwrap_or(f64::INFINITY)
+}
+
+fn can_beat_dense(row: &Row) -> bool {
+    !row.is_dense() && needed(row) < 1.0
+}
+
+/// Of the table's rows, those that a gain would make better than dense, and the compressors that none would by any collective.
+fn write_break_even(plan: &Plan, shown: &[&Row], out: &mut String) -> std::fmt::Result {
+    let costs = &plan.solved.costs;
+    let alike = if plan.solved.buckets.is_some() { " in all buckets alike" } else { "" };
+    let can: Vec<&Row> = shown.iter().copied().filter(|row| can_beat_dense(row)).collect();
     if !can.is_empty() {
-        writeln!(out, "Break-even, the gain above which time to quality is less than dense's:")?;
+        writeln!(out, "Break-even{alike}, the gain above which time to quality is less than dense's:")?;
     }
     for row in can {
         let now = if row.gain_source == GainSource::Profile { "given" } else { "assumed" };
-        let (needed, gain) = (needed(row), row.of.gain.get());
-        writeln!(out, "  {:<WIDTH$} {:<15} {needed:.4} ({now}: {gain:.4})", compressor(row), by(row))?;
+        let (needed, gain) = (digits(needed(row)), digits(row.of.gain.get()));
+        writeln!(out, "  {:<WIDTH$} {:<15} {needed} ({now}: {gain})", compressor(row), by(row))?;
     }
+    let never = |row: &&Row| !costs.iter().any(|other| row.same_compression(other) && can_beat_dense(other));
+    let never: Vec<&Row> = shown.iter().copied().filter(|row| !row.is_dense()).filter(never).collect();
     if !never.is_empty() {
-        let names: Vec<String> = never.iter().map(|row| compressor(row)).collect();
-        writeln!(out, "At no gain would {} beat dense: a step takes longer.", names.join(", "))?;
+        let names: Vec<String> = never.into_iter().map(compressor).collect();
+        writeln!(out, "At no gain would {}{alike} beat dense: a step takes longer.", names.join(", "))?;
     }
     Ok(())
+}
+
+/// A gain to four digits: above 0, it is not shown as 0.
+fn digits(gain: f64) -> String {
+    if gain < 1e-4 { "<0.0001".to_owned() } else { format!("{gain:.4}") }
 }
 
 /// Plans that are shown; the others are in --json.

@@ -14,6 +14,7 @@ use flexcomm_wire::{MAX_CANDIDATES, StrategyWire};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::body::Body;
@@ -29,6 +30,20 @@ use crate::store::{Deletion, JobRow, NewTrial};
 
 fn unknown(job: &JobId) -> ApiError {
     ApiError::NotFound(format!("job {job}: no trainer has announced it"))
+}
+
+fn not_started(job: &JobId) -> ApiError {
+    ApiError::NotFound(format!(
+        "job {job}: no trainer has announced it yet. Set its policy in its script (`policy=` of attach), which counts \
+         from its start on, or by PUT once it has started"
+    ))
+}
+
+fn undecided(job: &JobId) -> ApiError {
+    ApiError::NotFound(format!(
+        "job {job} has ended, and nothing was decided for it: of its looks none is stored; what its steps took is in \
+         /api/v1/jobs/{job}/intervals"
+    ))
 }
 
 /// The job that a path names; others are not found.
@@ -47,13 +62,22 @@ impl FromRequestParts<Arc<App>> for Job {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Page {
+    #[serde(default, deserialize_with = "entries")]
     limit: Option<u32>,
     before: Option<u64>,
 }
 
+/// How many entries are asked for: one or more. Who asks for more than come at once pages anyway, so that is no error.
+pub(super) fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    match Option::<u32>::deserialize(from)? {
+        Some(0) => Err(D::Error::custom(format!("it is 0, allowed are 1 to {PAGE_MOST}"))),
+        limit => Ok(limit),
+    }
+}
+
 impl Page {
     pub(super) fn limit(&self, default: u32) -> u32 {
-        self.limit.unwrap_or(default).clamp(1, PAGE_MOST)
+        self.limit.unwrap_or(default).min(PAGE_MOST)
     }
 }
 
@@ -129,9 +153,15 @@ pub(super) async fn snapshots(
     Ok(Json(look.into_iter().chain(rows.into_iter().map(views::snapshot)).collect()))
 }
 
-/// The last look at the job, also when it changed nothing.
-pub(super) async fn report(State(app): Shared, Job(JobRow { job, .. }): Job) -> Answer<Value> {
-    let status = app.statuses.lock().get(&job).cloned().unwrap_or_default();
+/// The last look at the job, also when it changed nothing; of a job that has ended, the look that made its newest decision.
+pub(super) async fn report(State(app): Shared, Job(row): Job) -> Answer<Value> {
+    let status = app.statuses.lock().get(&row.job).cloned();
+    if status.is_none() && row.ended.is_some() {
+        let newest = app.store.history(&row.job, u64::MAX, 1).await?.pop().ok_or_else(|| undecided(&row.job))?;
+        let HistoryEntry { decision, report } = views::history(&newest);
+        return Ok(Json(serde_json::json!({ "at_us": decision.since_us, "waiting": [], "report": report })));
+    }
+    let status = status.unwrap_or_default();
     Ok(Json(serde_json::json!({ "at_us": status.at.0, "waiting": status.waiting, "report": status.report })))
 }
 
@@ -145,8 +175,10 @@ pub(super) async fn trials(State(app): Shared, Query(page): Query<Page>, Job(row
 /// What a job's experiments took.
 pub(super) async fn experiments(State(app): Shared, Job(row): Job) -> Answer<Vec<ExperimentView>> {
     let run_s = row.ended.unwrap_or_else(|| app.clock.now()).since(row.created).get();
+    let ranks = app.store.ranks(&row.job).await?;
+    let nodes = ranks.iter().map(|rank| &rank.node).collect::<BTreeSet<_>>().len();
     let rows = app.store.experiments(&row.job).await?;
-    Ok(Json(rows.into_iter().map(|row| views::experiment(row, run_s)).collect()))
+    Ok(Json(rows.into_iter().map(|row| views::experiment(row, run_s, nodes)).collect()))
 }
 
 pub(super) async fn intervals(
@@ -180,11 +212,16 @@ pub(super) async fn delete(State(app): Shared, Path(job): Path<JobId>) -> Result
 
 /// What is set for a job, and by whom.
 pub(super) async fn policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
-    Ok(Json(policy::view(&row, &app.store.ranks(&row.job).await?, app.clock.now())))
+    Ok(Json(policy::view(&row, &app.store.ranks(&row.job).await?, app.clock.now(), &app.config.planner)))
 }
 
 /// Sets what counts for a job, from the next look on; it stays for later runs under the name.
-pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): Body<Value>) -> Answer<PolicySet> {
+pub(super) async fn set_policy(
+    State(app): Shared,
+    Path(job): Path<JobId>,
+    Body(asked): Body<Value>,
+) -> Answer<PolicySet> {
+    let row = app.store.job(&job).await?.ok_or_else(|| not_started(&job))?;
     let refused = |e: PolicyError| ApiError::Unprocessable(e.to_string());
     let policy = JobPolicy::read(&asked).map_err(|e| refused(e.into()))?;
     let answer = policy::check_against(&policy, snapshot(&app, &row).await?, app.clock.now()).map_err(refused)?;
@@ -196,7 +233,7 @@ pub(super) async fn set_policy(State(app): Shared, Job(row): Job, Body(asked): B
 pub(super) async fn reset_policy(State(app): Shared, Job(row): Job) -> Answer<PolicyView> {
     put_policy(&app, &row, None).await?;
     let ranks = app.store.ranks(&row.job).await?;
-    Ok(Json(policy::view(&JobRow { policy: None, ..row }, &ranks, app.clock.now())))
+    Ok(Json(policy::view(&JobRow { policy: None, ..row }, &ranks, app.clock.now(), &app.config.planner)))
 }
 
 async fn put_policy(app: &App, row: &JobRow, policy: Option<&JobPolicy>) -> Result<(), ApiError> {

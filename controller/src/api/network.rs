@@ -39,6 +39,7 @@ pub(super) async fn links(State(app): Shared) -> Answer<Vec<LinkView>> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Limit {
+    #[serde(default, deserialize_with = "super::jobs::entries")]
     limit: Option<u32>,
 }
 
@@ -58,7 +59,7 @@ pub(super) async fn link_history(
 ) -> Answer<Vec<LinkPoint>> {
     known(&app, &from).await?;
     known(&app, &to).await?;
-    Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).clamp(1, PAGE_MOST)).await?))
+    Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).min(PAGE_MOST)).await?))
 }
 
 pub(super) async fn coefficients(State(app): Shared) -> Answer<serde_json::Value> {

@@ -54,7 +54,7 @@ async fn links(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
         s.set(m::LINK_LATENCY, &label, view.latency_us * 1e-6)?;
         s.maybe(m::LINK_BANDWIDTH, &label, view.bandwidth_bps)?;
         s.set(m::LINK_LATENCY_AGE, &label, view.latency_age_ms * 1e-3)?;
-        s.maybe(m::LINK_BANDWIDTH_AGE, &label, view.bandwidth_bps.map(|_| view.bandwidth_age_ms * 1e-3))?;
+        s.maybe(m::LINK_BANDWIDTH_AGE, &label, view.bandwidth_age_ms.map(|ms| ms * 1e-3))?;
         s.set(m::LINK_LOSS, &label, view.loss_out)?;
     }
     Ok(())

@@ -87,7 +87,7 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
     let connected = here.values().filter(|r| parts.live.binary_search(&r.node).is_ok()).count();
     let measured = parts.measured.as_ref();
     let status = parts.status.as_ref();
-    let policy = policy::view(&row, parts.ranks, parts.now);
+    let (policy, source) = policy::in_force(&row, parts.ranks, parts.now);
     JobView {
         job: row.job,
         run: row.run,
@@ -107,8 +107,8 @@ pub(super) fn job(row: JobRow, parts: &JobParts<'_>) -> JobView {
         predicted_step_us: status.and_then(|b| b.predicted_step_us),
         gain: measured.map(|m| m.gain.get()),
         ended: row.ended.map(|at| ended(at, row.how)),
-        policy: policy.policy,
-        policy_source: policy.source,
+        policy: policy::shown(&policy),
+        policy_source: source.as_str().to_owned(),
         missing: parts.missing.iter().map(missing).collect(),
         doubted: status.map_or_else(Vec::new, |b| b.doubts.iter().map(doubted).collect()),
     }
@@ -174,9 +174,11 @@ pub(super) fn look(status: &JobStatus) -> Option<SnapshotEntry> {
     Some(entry(snapshot.version().0, recorded.map_err(|error| error.to_string())))
 }
 
-/// What experiments took of a run that has lasted for so long.
-pub(super) fn experiment(row: ExperimentRow, run_s: f64) -> ExperimentView {
-    let share = if run_s > 0.0 { row.seconds / run_s } else { 0.0 };
+/// What experiments took of a run on so many nodes that has lasted for so long. A test occupies two of the nodes, and others
+/// are tested at the same time.
+pub(super) fn experiment(row: ExperimentRow, run_s: f64, nodes: usize) -> ExperimentView {
+    let occupied = if row.kind == "throughput-test" { 2.0 / nodes.max(2) as f64 } else { 1.0 };
+    let share = if run_s > 0.0 { row.seconds * occupied / run_s } else { 0.0 };
     let ExperimentRow { kind, count, seconds, bytes, cpu_s } = row;
     ExperimentView { kind, count, seconds, share, bytes, cpu_s }
 }
@@ -191,5 +193,22 @@ pub(super) fn trial(row: &TrialRow, reports: &[TrialReportRow]) -> TrialView {
         candidates: row.candidates.iter().copied().map(Into::into).collect(),
         outcomes,
         aborted: row.aborted.clone().or_else(|| leader.and_then(|r| r.aborted.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_occupies_two_of_the_nodes() {
+        let share = |kind: &str, run_s, nodes| {
+            let row = ExperimentRow { kind: kind.to_owned(), count: 1, seconds: 250.0, bytes: None, cpu_s: None };
+            experiment(row, run_s, nodes).share
+        };
+        assert_eq!(share("throughput-test", 250.0, 4), 0.5);
+        assert_eq!(share("throughput-test", 250.0, 1), 1.0);
+        assert_eq!(share("live-trial", 250.0, 4), 1.0);
+        assert_eq!(share("live-trial", 0.0, 4), 0.0);
     }
 }

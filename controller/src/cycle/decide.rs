@@ -1,7 +1,7 @@
 //! Phase 2: the planner, on a thread where it may take its time: under a clock that stands still meanwhile, on this one.
 
-use flexcomm_domain::{JobId, NodeName, Timestamp, Version};
-use flexcomm_planner::{LinkTest, Links, Outcome, Snapshot};
+use flexcomm_domain::{JobId, Timestamp, Version};
+use flexcomm_planner::{Outcome, Snapshot};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use std::any::Any;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::{CycleError, Gathered};
 use crate::app::App;
 use crate::doubts::Doubt;
-use crate::links::{asymmetric, matrix, without_claims_of};
+use crate::links::differing;
 
 /// An outcome and the seed that makes it again.
 #[derive(Debug, Clone)]
@@ -37,10 +37,11 @@ pub fn seeded(snapshot: &Snapshot, now: Timestamp, seed: u64) -> Outcome {
 pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, CycleError> {
     let decided = solve(app, &gathered.snapshot, gathered.now).await?;
     let Some(claimed_s) = decided.outcome.report.contradicted_s else { return Ok(decided) };
-    for node in asymmetric(&gathered.claims, &gathered.nodes) {
-        let Ok(links) = matrix(&without_claims_of(&gathered.claims, &node), &gathered.nodes) else { continue };
-        let links = Some(with_tests_of_others(links, gathered, &node));
-        let snapshot = Arc::new(Snapshot { links, ..Snapshot::clone(&gathered.snapshot) });
+    let claims = &gathered.claims;
+    for node in differing(&claims.merged(gathered.now), &claims.tests, &gathered.nodes) {
+        let others = claims.without(&node);
+        let Ok(links) = others.matrix(&others.merged(gathered.now), &gathered.nodes) else { continue };
+        let snapshot = Arc::new(Snapshot { links: Some(links), ..Snapshot::clone(&gathered.snapshot) });
         let without = solve(app, &snapshot, gathered.now).await?;
         if without.outcome.report.contradicted_s.is_none() {
             let what = format!(
@@ -53,16 +54,6 @@ pub async fn decide(app: &App, gathered: &mut Gathered) -> Result<Decided, Cycle
         }
     }
     Ok(decided)
-}
-
-/// Adds what is gathered of the tests that a node had no part in: which end reported a test is not known.
-fn with_tests_of_others(links: Links, gathered: &Gathered, node: &NodeName) -> Links {
-    let Some(seen) = &gathered.snapshot.links else { return links };
-    let rank = gathered.nodes.iter().position(|n| n == node);
-    let number = rank.map(|rank| seen.matrix.node(rank) as u32);
-    let of_others = |test: &&LinkTest| Some(test.from) != number && Some(test.to) != number;
-    let tests = seen.tests.iter().filter(of_others).copied().collect();
-    Links { tests, ..links }
 }
 
 fn panicked(job: &JobId, panic: &(dyn Any + Send)) -> CycleError {

@@ -1,7 +1,7 @@
 //! Phase 1: everything a decision needs, from the store.
 
-use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Plan, Strategy, Timestamp};
-use flexcomm_planner::{InForce, Memory, Offer, Snapshot};
+use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Plan, Seconds, Strategy, Timestamp};
+use flexcomm_planner::{InForce, Links, Memory, Offer, Snapshot, TrialWaits};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::profiles::profiles;
 use crate::app::App;
 use crate::doubts::Doubt;
 use crate::limits::PROFILE_TRIALS;
-use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests};
+use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests, without_claims_of};
 use crate::losses;
 use crate::measure::{self, Doubted, RecentSteps, WholeStep};
 use crate::policy;
-use crate::store::{JobRow, RankRow, Result, TrialReportRow, TrialRow};
+use crate::store::{JobRow, Likeness, LinkRow, RankRow, Result, TestRow, TrialReportRow, TrialRow};
 
 /// One job at one moment.
 #[derive(Debug, Clone)]
@@ -23,14 +23,12 @@ pub struct Gathered {
     pub job: JobRow,
     /// For the planner.
     pub snapshot: Arc<Snapshot>,
-    /// The links that its matrix is of.
-    pub claims: LinkMap,
+    /// What its links are of: latencies as agents report them, and throughput tests.
+    pub claims: Claims,
     /// The node of each rank; empty while not all ranks are there.
     pub nodes: Vec<NodeName>,
     /// The newest steps.
     pub recent: Arc<RecentSteps>,
-    /// What collectives took in the newest trial that has ended.
-    pub trial: Option<EndedTrial>,
     /// What the job waits for.
     pub waiting: Vec<String>,
     /// Nodes whose reports are not counted.
@@ -39,29 +37,47 @@ pub struct Gathered {
     pub now: Timestamp,
 }
 
-/// The collectives' times of a trial.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EndedTrial {
-    /// Its id; ids grow.
-    pub id: u64,
-    /// Of each strategy that ran: seconds until the last rank was done.
-    pub sync_s: Vec<(Strategy, f64)>,
+/// What nodes say of links.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    /// Latencies.
+    pub links: Arc<Vec<LinkRow>>,
+    /// Throughput tests.
+    pub tests: Arc<Vec<TestRow>>,
+}
+
+impl Claims {
+    /// The links of now, where both ends of one differ as the end says that is believed.
+    pub fn merged(&self, now: Timestamp) -> LinkMap {
+        agreed(merge(&self.links, &self.tests, now))
+    }
+
+    /// The matrix between the ranks on these nodes over these links of theirs, with its tests, or what is missing, in words.
+    pub fn matrix(&self, merged: &LinkMap, nodes: &[NodeName]) -> std::result::Result<Links, String> {
+        Ok(with_tests(matrix(merged, nodes)?, nodes, &self.tests))
+    }
+
+    /// Those of the other nodes.
+    pub fn without(&self, node: &NodeName) -> Self {
+        let tests = self.tests.iter().filter(|test| test.reporter != *node).cloned().collect();
+        Self { links: Arc::new(without_claims_of(&self.links, node)), tests: Arc::new(tests) }
+    }
 }
 
 /// Reads everything else about a job with these ranks.
 pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gathered> {
     let now = app.clock.now();
     let mut waiting = Vec::new();
-    let tests = app.store.link_tests().await?;
-    let claims = merge(&app.store.links().await?, &tests, now);
+    let claims = Claims { links: app.store.links().await?, tests: app.store.link_tests().await? };
+    let merged = merge(&claims.links, &claims.tests, now);
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
-    let differ = disagreements(&claims).into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
+    let differ = disagreements(&merge(&claims.links, &claims.tests, now))
+        .into_iter()
+        .filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
-    let claims = agreed(claims);
     let nodes = placed(job, ranks);
-    let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| matrix(&claims, nodes));
+    let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| claims.matrix(&agreed(merged), nodes));
     let links = links.map_err(|why| waiting.push(why)).ok();
-    let links = links.zip(nodes.as_ref().ok()).map(|(links, nodes)| with_tests(links, nodes, &tests));
     let recent = app.store.recent_steps(&job.job, &app.sight(job, ranks).expected).await?;
     doubts.extend(recent.doubted.iter().map(|wrong| doubt(wrong, ranks)));
     let in_force = app.store.decision(&job.job).await?;
@@ -76,8 +92,11 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let read = |text: Arc<str>| serde_json::from_str::<Memory>(&text).ok();
     let memory = match app.store.planner_memory(&job.job).await? {
         Some(text) => read(text),
-        None => app.store.memory_of_another(job).await?.and_then(|(text, is_like)| {
-            read(text).map(|memory| if is_like { memory } else { memory.of_another_job(job.created) })
+        None => app.store.memory_of_another(job).await?.and_then(|(text, likeness)| {
+            read(text).map(|memory| match likeness {
+                Likeness::Same => memory,
+                other => memory.of_another_job(job.created, other == Likeness::SameMachine),
+            })
         }),
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
@@ -120,6 +139,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
         measured,
+        trial: ended(&trials, &reports),
         losses,
         earlier,
         steps_taken,
@@ -133,9 +153,8 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         policy,
         ..Snapshot::new(job.job.clone(), job.world, job.gradient_values)
     });
-    let trial = ended(&trials, &reports);
     let nodes = nodes.unwrap_or_default();
-    Ok(Gathered { job: job.clone(), snapshot, claims, nodes, recent, trial, waiting, doubts, now })
+    Ok(Gathered { job: job.clone(), snapshot, claims, nodes, recent, waiting, doubts, now })
 }
 
 fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> Doubt {
@@ -196,18 +215,20 @@ fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
     Offer { codecs, collectives, on_request }
 }
 
-fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<EndedTrial> {
-    let TrialRow { id, .. } = *trials.iter().filter(|t| t.state != "pending").max_by_key(|t| t.id)?;
-    let mut sync_s: Vec<(Strategy, f64)> = Vec::new();
+fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<TrialWaits> {
+    let newest = trials.iter().filter(|t| t.state != "pending").max_by_key(|t| t.id)?;
+    let TrialRow { id, asked, iterations, .. } = *newest;
+    let mut sync: Vec<(Strategy, Seconds)> = Vec::new();
     for outcome in reports.iter().filter(|r| r.id == id).flat_map(|r| &r.outcomes).filter(|o| o.iterations > 0) {
         let Ok(strategy) = Strategy::try_from(&outcome.strategy) else { continue };
-        let seconds = outcome.sync_us * 1e-6;
-        match sync_s.iter_mut().find(|(known, _)| *known == strategy) {
-            Some((_, longest)) => *longest = longest.max(seconds),
-            None => sync_s.push((strategy, seconds)),
+        let Ok(seconds) = Seconds::new(outcome.sync_us * 1e-6) else { continue };
+        match sync.iter_mut().find(|(known, _)| *known == strategy) {
+            Some((_, longest)) if *longest >= seconds => {}
+            Some((_, longest)) => *longest = seconds,
+            None => sync.push((strategy, seconds)),
         }
     }
-    Some(EndedTrial { id, sync_s })
+    Some(TrialWaits { id, asked, ended: newest.ended?, iterations, sync })
 }
 
 #[cfg(test)]
@@ -312,7 +333,8 @@ pub mod tests {
         reports[1].outcomes[0].sync_us = 2500.0;
         let found = ended(&[trial(3, "pending"), trial(2, "done"), trial(1, "done")], &reports).unwrap();
         let topk = "topk@0.1/allgather".parse().unwrap();
-        assert_eq!((found.id, found.sync_s), (2, vec![(topk, 2.5e-3), (Strategy::DENSE_RING, 1e-6)]));
+        let seconds = |s| Seconds::new(s).unwrap();
+        assert_eq!((found.id, found.sync), (2, vec![(topk, seconds(2.5e-3)), (Strategy::DENSE_RING, seconds(1e-6))]));
         assert_eq!(ended(&[trial(3, "pending")], &reports), None);
     }
 }

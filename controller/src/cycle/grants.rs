@@ -8,7 +8,7 @@ use super::CycleError;
 use crate::app::{App, JobStatus};
 use crate::echoes;
 use crate::grants::{Known, Pair};
-use crate::links::{LinkMap, agreed, contradicted, merge, weighed};
+use crate::links::{LinkMap, agreed, merge};
 use crate::store::TestRow;
 
 /// Changes of latency below this many microseconds are no sign of another network.
@@ -32,7 +32,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let now = app.clock.now();
     let live = app.presence.live(now);
     let links = app.store.links().await?;
-    let tests = weighed(app.store.link_tests().await?.to_vec(), &links, now);
+    let tests = app.store.link_tests().await?;
     let links = agreed(merge(&links, &tests, now));
     let known = known(app.config.probes.suspect_change, &links, &tests, &shared(app, now).await?);
     let echoes = echoes::plan(&app.config.probes, &live, &known);
@@ -47,24 +47,23 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 
 /// What the links look like, by pair of nodes.
 fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
-    let tests: BTreeMap<_, &TestRow> = tests.iter().map(|t| ((&t.src, &t.dst), t)).collect();
+    let mut newest: BTreeMap<(&NodeName, &NodeName), &TestRow> = BTreeMap::new();
+    for test in tests {
+        let known = newest.entry((&test.src, &test.dst)).or_insert(test);
+        *known = if test.received > known.received { test } else { known };
+    }
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
-        let test = tests.get(&(from, to));
-        let then = test.and_then(|test| test.latency_us);
-        let moved = then.is_some_and(|then| latency_moved(link, then, suspect_change))
-            || test.is_some_and(|test| contradicted(test, link));
-        let off = shared.deviating.contains(&pair);
+        let then = newest.get(&(from, to)).and_then(|test| test.latency_us);
+        let moved = then.is_some_and(|then| latency_moved(link, then, suspect_change));
+        let deviates = shared.deviating.contains(&pair);
         let worth_s = shared.worth_s.get(&pair).copied().unwrap_or_default();
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
-        entry.bandwidth_bps = both.reduce(f64::max);
-        let carried = test.filter(|test| !test.is_lower_bound).map(|test| test.bandwidth_bps);
-        let tested = entry.tested_bps.into_iter().chain(carried);
-        entry.tested_bps = tested.reduce(f64::min);
+        entry.bandwidth_bps = both.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
-        entry.suspect |= moved || off;
+        entry.suspect |= moved || deviates;
         entry.worth_s = worth_s;
     }
     known
@@ -111,6 +110,7 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::links::tests::{node, row, test};
+    use crate::store::LinkRow;
 
     #[test]
     fn of_several_jobs_the_most_counts() {
@@ -123,17 +123,21 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_worth_what_its_job_says_and_the_last_test_is_known() {
-        let rows = [row("a", "b", Some(1e9), 0), row("b", "a", Some(1e9), 0)];
-        let test = |bandwidth_bps| test(bandwidth_bps, None, Some(1e9));
+    fn a_link_is_worth_what_its_job_says_and_suspect_where_its_latency_moved() {
+        let mut rows = [row("a", "b"), row("b", "a")];
         let pair = Pair::new(&node("a"), &node("b"));
-        let look =
-            |tests: &[TestRow], shared: &Shared| known(0.3, &merge(&rows, tests, Timestamp(0)), tests, shared)[&pair];
+        let look = |rows: &[LinkRow], tests: &[TestRow], shared: &Shared| {
+            known(0.3, &merge(rows, tests, Timestamp(0)), tests, shared)[&pair]
+        };
         let job = Shared { worth_s: [(pair.clone(), 2.5)].into(), deviating: BTreeSet::new() };
-        let sure = look(&[], &job);
-        assert!(sure.worth_s == 2.5 && sure.tested_bps.is_none() && !sure.suspect, "{sure:?}");
-        let fallen = look(&[test(1e8)], &Shared::default());
-        assert!(fallen.worth_s == 0.0 && fallen.suspect, "{fallen:?}");
-        assert_eq!((fallen.bandwidth_bps, fallen.tested_bps), (Some(1e9), Some(1e8)));
+        let sure = look(&rows, &[], &job);
+        assert!(sure.worth_s == 2.5 && sure.bandwidth_bps.is_none() && !sure.suspect, "{sure:?}");
+        let tests = [test("a", "b", 1e9), test("b", "a", 1e8)];
+        let tested = look(&rows, &tests, &Shared::default());
+        assert!(tested.worth_s == 0.0 && !tested.suspect && tested.bandwidth_bps == Some(1e8), "{tested:?}");
+        rows[0].report.latency_us *= 2.0;
+        assert!(look(&rows, &tests, &Shared::default()).suspect);
+        let deviating = Shared { worth_s: BTreeMap::new(), deviating: [pair.clone()].into() };
+        assert!(look(&rows[1..], &tests, &deviating).suspect && !look(&rows[1..], &tests, &Shared::default()).suspect);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{CycleError, Gathered};
 use crate::app::{App, JobStatus};
 use crate::intervals::{self, FIT_AFTER_S, Prediction, Surroundings};
-use crate::store::IntervalRow;
+use crate::store::{IntervalRow, OpenInterval};
 
 /// Keeps what was seen, and why the outcome was not applied.
 pub async fn record(
@@ -19,7 +19,7 @@ pub async fn record(
     refused: Option<String>,
 ) -> Result<(), CycleError> {
     let prediction = prediction(&gathered, &outcome.report);
-    let newest = measure(app, &gathered, prediction).await?;
+    let (newest, open) = measure(app, &gathered, prediction).await?;
     fit(app, &gathered).await?;
     let fitted_trial = fit_trial(app, &gathered, &outcome).await?;
     let report = &outcome.report;
@@ -32,14 +32,19 @@ pub async fn record(
         Some(interval) => deviates(interval, app.config.probes.suspect_change),
         None => statuses.get(&gathered.job.job).is_some_and(|before| before.deviates),
     };
+    // What is predicted once its steps are known is none of them.
+    let predicted = match &open {
+        Some(open) => (open.predicted_sync_us, open.predicted_step_us),
+        None => (prediction.map(|p| p.sync_us), prediction.map(|p| p.step_us)),
+    };
     let status = JobStatus {
         at: gathered.now,
         waiting: gathered.waiting.iter().cloned().chain(refused).collect(),
         doubts,
         report: Some(Arc::new(outcome.report)),
         undecided,
-        predicted_sync_us: prediction.map(|p| p.sync_us),
-        predicted_step_us: prediction.map(|p| p.step_us),
+        predicted_sync_us: predicted.0,
+        predicted_step_us: predicted.1,
         fitted_trial,
         deviates,
     };
@@ -69,15 +74,15 @@ fn measured_problem(snapshot: &Snapshot) -> Option<Problem> {
     snapshot.links.as_ref().map(|links| snapshot.problem(&links.matrix, BTreeMap::new()))
 }
 
-/// Closes intervals; returns the newest that was closed.
+/// Closes intervals; returns the newest that was closed, and the one that is open.
 async fn measure(
     app: &App,
     gathered: &Gathered,
     prediction: Option<Prediction>,
-) -> Result<Option<IntervalRow>, CycleError> {
+) -> Result<(Option<IntervalRow>, Option<OpenInterval>), CycleError> {
     let job = &gathered.job.job;
     if gathered.recent.whole.is_empty() {
-        return Ok(None);
+        return Ok((None, None));
     }
     let in_force = gathered.snapshot.in_force.as_ref().map(|f| (f.decision.version, &f.decision.plan));
     let around = Surroundings { prediction, in_force, now: gathered.now };
@@ -89,15 +94,13 @@ async fn measure(
     if let Some(since) = cut.unsettled_since {
         app.store.unsettle(job, since).await?;
     }
-    Ok(cut.closed.into_iter().next_back())
+    Ok((cut.closed.into_iter().next_back(), Some(cut.open)))
 }
 
-/// Whether the collective takes another time than predicted. Than the model says, too: what is corrected by the newest
-/// intervals follows a change at once, with the links still as they were.
+/// Whether the collective takes another time than predicted before its steps.
 fn deviates(interval: &IntervalRow, share: f64) -> bool {
     let measured = interval.measured_sync_us;
-    let off = |predicted: f64| (predicted - measured).abs() > share * predicted.min(measured);
-    interval.predicted_sync_us.into_iter().chain(interval.model_sync_us).any(off)
+    interval.predicted_sync_us.is_some_and(|predicted| (predicted - measured).abs() > share * predicted.min(measured))
 }
 
 /// Fits the coefficients to intervals that are old enough for a change of the network to have been seen.
@@ -135,7 +138,7 @@ async fn fit(app: &App, gathered: &Gathered) -> Result<(), CycleError> {
 /// that are known now: they have moved since the last decision, or the newest steps contradict them.
 async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<u64, CycleError> {
     let job = &gathered.job.job;
-    let Some(trial) = &gathered.trial else { return Ok(0) };
+    let Some(trial) = &gathered.snapshot.trial else { return Ok(0) };
     let known = app.statuses.lock().get(job).map(|status| status.fitted_trial);
     let moved = outcome.report.changed.is_some() || outcome.report.contradicted_s.is_some();
     if moved || known.is_none_or(|id| id >= trial.id) {
@@ -145,11 +148,11 @@ async fn fit_trial(app: &App, gathered: &Gathered, outcome: &Outcome) -> Result<
     let Some(problem) = measured_problem(&gathered.snapshot) else { return Ok(trial.id) };
     let terms: Vec<_> = {
         let evaluator = Evaluator::new(&problem);
-        trial.sync_s.iter().map(|(strategy, _)| evaluator.evaluate(strategy).ok().map(|model| model.terms)).collect()
+        trial.sync.iter().map(|(strategy, _)| evaluator.evaluate(strategy).ok().map(|model| model.terms)).collect()
     };
-    for ((strategy, measured_s), terms) in trial.sync_s.iter().zip(terms) {
+    for ((strategy, measured), terms) in trial.sync.iter().zip(terms) {
         let Some(terms) = terms else { continue };
-        let sample = Sample { terms, measured_s: *measured_s };
+        let sample = Sample { terms, measured_s: measured.get() };
         if book.observe(strategy.collective(), &gathered.job.backend, sample) {
             app.counters.fitted.inc();
         }

@@ -196,7 +196,7 @@ function showLinks(nodes, links) {
     const td = el("td", {}, el("b", {}, rate(l.bandwidth_bps)), el("span", {}, micros(l.latency_us)), el("span", { class: "faint" }, l.bandwidth_bps ? `${ago(l.bandwidth_age_ms)} ago` : ""));
     if (l.bandwidth_bps) td.style.background = heat(l.bandwidth_bps, low, high);
     td.title = `${from} to ${to}\nlatency ${micros(l.latency_us)} ± ${micros(l.jitter_us)}, ${ago(l.latency_age_ms)} old, confidence ${share(l.latency_confidence)}\n` +
-      `bandwidth ${rate(l.bandwidth_bps)}, ${ago(l.bandwidth_age_ms)} old, confidence ${share(l.bandwidth_confidence)}\nloss ${percent(l.loss_out)} out, ${percent(l.loss_back)} back`;
+      (l.bandwidth_bps ? `bandwidth ${rate(l.bandwidth_bps)} by a throughput test ${ago(l.bandwidth_age_ms)} ago` : "no throughput test yet") + `\nloss ${percent(l.loss_out)} out, ${percent(l.loss_back)} back`;
     return td;
   };
   const head = el("tr", {}, el("th", {}), ...names.map((n) => el("th", { scope: "col" }, n)));
@@ -362,7 +362,7 @@ function showExperiments(experiments) {
   const row = (e) => el("tr", {},
     el("td", {}, EXPERIMENTS[e.kind] || e.kind), el("td", { class: "num" }, `${e.count}`),
     el("td", { class: "num" }, seconds(e.seconds)), el("td", { class: "num" }, percent(e.share)),
-    el("td", { class: "num" }, e.bytes ? `${count(e.bytes)}B` : ""), el("td", { class: "num" }, e.cpu_s ? seconds(e.cpu_s) : ""));
+    el("td", { class: "num" }, e.bytes === null ? "not counted" : `${count(e.bytes)}B`), el("td", { class: "num" }, e.cpu_s === null ? "not counted" : seconds(e.cpu_s)));
   const head = el("tr", {}, el("th", {}, "Experiments"), ...["", "Took", "Of the run", "Sent", "Processor"].map((t) => el("th", { class: "num" }, t)));
   $("experiments").replaceChildren(...(experiments.length ? [el("table", { class: "list" }, el("thead", {}, head), el("tbody", {}, ...experiments.map(row)))] : []));
 }

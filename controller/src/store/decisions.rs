@@ -151,6 +151,17 @@ impl Entry {
     }
 }
 
+/// What another job has in common with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Likeness {
+    /// Size, momentum, backend and kind of machine.
+    Same,
+    /// Backend and kind of machine.
+    SameMachine,
+    /// The backend.
+    SameBackend,
+}
+
 impl Store {
     /// The newest decision of a job; none where that is damaged, and the next one then has a higher version.
     pub async fn decision(&self, job: &JobId) -> Result<Option<DecisionRow>> {
@@ -234,13 +245,14 @@ impl Store {
         self.reads.planner_memory.get(self.write.counters(), job.clone(), read).await
     }
 
-    /// What it remembers of another job on the same backend, if there is one: of those that have run for a while, else of all, the newest of
-    /// the same size and momentum, else the newest. And whether they are the same.
-    pub async fn memory_of_another(&self, job: &JobRow) -> Result<Option<(Arc<str>, bool)>> {
-        let text = "SELECT job, world = $2 AND gradient_values = $3 AND momentum IS $5 AS is_like FROM jobs
-            WHERE job <> $1 AND backend = $4
+    /// What it remembers of another job on the same backend, if there is one: of those that have run for a while, else of all, the newest on
+    /// the same kind of machine and of the same size and momentum, else the newest on such a machine, else the newest.
+    pub async fn memory_of_another(&self, job: &JobRow) -> Result<Option<(Arc<str>, Likeness)>> {
+        let text = "SELECT job, (machine IS $6 OR machine IS NULL)
+            * (1 + (world = $2 AND gradient_values = $3 AND momentum IS $5)) AS in_common FROM jobs WHERE job <> $1 AND backend = $4
             AND EXISTS (SELECT 1 FROM planner_memory WHERE planner_memory.job = jobs.job)
-            ORDER BY EXISTS (SELECT 1 FROM intervals WHERE intervals.job = jobs.job) DESC, is_like DESC, created_us DESC LIMIT 1";
+            ORDER BY EXISTS (SELECT 1 FROM intervals WHERE intervals.job = jobs.job) DESC, in_common DESC,
+            created_us DESC LIMIT 1";
         let query = sql!(
             "look for a job like this one",
             text,
@@ -248,11 +260,13 @@ impl Store {
             job.world,
             job.gradient_values,
             job.backend,
-            job.momentum
+            job.momentum,
+            job.machine
         );
-        let other: Option<(JobId, bool)> = query.fetch_optional(&self.read).await?;
-        let Some((other, is_like)) = other else { return Ok(None) };
-        Ok(self.planner_memory(&other).await?.map(|memory| (memory, is_like)))
+        let other: Option<(JobId, u32)> = query.fetch_optional(&self.read).await?;
+        let Some((other, in_common)) = other else { return Ok(None) };
+        let likeness = [Likeness::SameBackend, Likeness::SameMachine, Likeness::Same][in_common.min(2) as usize];
+        Ok(self.planner_memory(&other).await?.map(|memory| (memory, likeness)))
     }
 
     /// Stores the planner's memory when nothing was decided.

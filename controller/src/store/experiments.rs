@@ -16,10 +16,10 @@ pub struct ExperimentRow {
     pub count: u64,
     /// Seconds: of tests those that they lasted, of live trials those without training, of shadow trials those of rank 0's steps.
     pub seconds: f64,
-    /// Bytes that tests sent, and of tests that failed at most.
-    pub bytes: u64,
-    /// Processor time of tests, at the end that began them.
-    pub cpu_s: f64,
+    /// Bytes that tests sent, and of tests that failed at most; `None` of trials, whose reports do not say.
+    pub bytes: Option<u64>,
+    /// Processor time of tests, at the end that began them; `None` of trials, whose reports do not say.
+    pub cpu_s: Option<f64>,
 }
 
 row!(ExperimentRow { kind, count, seconds, bytes, cpu_s });
@@ -27,7 +27,10 @@ row!(ExperimentRow { kind, count, seconds, bytes, cpu_s });
 impl Store {
     /// What a job's experiments took, by kind.
     pub async fn experiments(&self, job: &JobId) -> Result<Vec<ExperimentRow>> {
-        let text = "SELECT kind, sum(count) AS count, sum(seconds) AS seconds, sum(bytes) AS bytes, sum(cpu_s) AS cpu_s
+        // Of trials both are stored as 0.
+        let text = "SELECT kind, sum(count) AS count, sum(seconds) AS seconds,
+            CASE kind WHEN 'throughput-test' THEN sum(bytes) END AS bytes,
+            CASE kind WHEN 'throughput-test' THEN sum(cpu_s) END AS cpu_s
             FROM experiments WHERE job = $1 GROUP BY kind";
         sql!("read what experiments took", text, job).fetch_all(&self.read).await
     }
@@ -49,7 +52,8 @@ pub(super) async fn add_test(db: &mut SqliteConnection, node: &NodeName, r: &Thr
     sql!("store what a test took", text, node, r.peer, took_s, r.bytes, cpu_s).execute(db).await
 }
 
-/// Takes note of what a trial took by rank 0's newest report of it: all ranks are in it together.
+/// Takes note of what a trial took by rank 0's newest report of it: all ranks are in it together. Bytes and processor time, which reports
+/// of trials do not have, are stored as 0 and read as absent.
 pub(super) async fn put_trial(db: &mut SqliteConnection, r: &TrialReport) -> Result<()> {
     if r.rank != 0 {
         return Ok(());

@@ -30,6 +30,8 @@ pub struct JobRow {
     pub buckets: Vec<u64>,
     /// Of the optimizer; `None` where the trainers do not say.
     pub momentum: Option<f64>,
+    /// What its trainers compute on, where they tell.
+    pub machine: Option<String>,
     /// What moves the bytes.
     pub backend: String,
     /// When its first rank was seen.
@@ -106,7 +108,7 @@ pub struct RankRow {
 
 row! {
     JobRow {
-        job, run, world, gradient_values, buckets, momentum, backend, created: created_us, ended: ended_us, earlier: first_version,
+        job, run, world, gradient_values, buckets, momentum, machine, backend, created: created_us, ended: ended_us, earlier: first_version,
         policy, loss, accuracy; how by ended_how
     }
 }
@@ -251,21 +253,35 @@ pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timest
     }
     // What the planner remembers of a run tells of the next one of the same size.
     let text = "DELETE FROM planner_memory WHERE job = $1 AND NOT EXISTS (SELECT 1 FROM jobs
-        WHERE job = $1 AND world = $2 AND gradient_values = $3 AND backend = $4)";
-    sql!(operation, text, job, seen.world, seen.gradient_values, seen.backend).execute(&mut *db).await?;
+        WHERE job = $1 AND world = $2 AND gradient_values = $3 AND backend = $4 AND (machine IS $5 OR machine IS NULL))";
+    sql!(operation, text, job, seen.world, seen.gradient_values, seen.backend, seen.machine).execute(&mut *db).await?;
     let text =
         "INSERT INTO jobs (job, world, gradient_values, backend, created_us, run, first_version, first_trial, momentum,
-            buckets)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+            buckets, machine)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
         ON CONFLICT (job) DO UPDATE SET world = excluded.world, gradient_values = excluded.gradient_values,
-            momentum = excluded.momentum, buckets = excluded.buckets, backend = excluded.backend,
+            momentum = excluded.momentum, buckets = excluded.buckets, machine = excluded.machine, backend = excluded.backend,
             created_us = excluded.created_us, run = excluded.run, first_version = excluded.first_version,
             first_trial = excluded.first_trial, ended_us = NULL, ended_how = NULL, loss = NULL, accuracy = NULL";
     let (world, values, backend) = (seen.world, seen.gradient_values, &seen.backend);
     let buckets = json(operation, &seen.buckets)?;
-    sql!(operation, text, job, world, values, backend, now, seen.run, version, trial, seen.momentum, buckets)
-        .execute(&mut *db)
-        .await?;
+    sql!(
+        operation,
+        text,
+        job,
+        world,
+        values,
+        backend,
+        now,
+        seen.run,
+        version,
+        trial,
+        seen.momentum,
+        buckets,
+        seen.machine
+    )
+    .execute(&mut *db)
+    .await?;
     forget_oldest(db).await
 }
 
@@ -383,6 +399,7 @@ pub(super) async fn leave(
 mod tests {
     use super::super::tests::{alone, begun, scratch};
     use super::*;
+    use crate::store::Likeness;
 
     /// Of a job that runs no end is shown, whatever its row says of one.
     #[tokio::test]
@@ -408,18 +425,20 @@ mod tests {
     #[tokio::test]
     async fn what_the_planner_remembers_is_for_later_runs_and_for_jobs_of_the_same_size() {
         let (store, _dir) = scratch().await;
-        let begin = async |name: &str, world: u32, at: u64| {
+        let begin_on = async |machine: Option<&str>, name: &str, world: u32, at: u64| {
             let mut tx = store.write.begin("begin a job").await.unwrap();
-            let seen = JobSeen { world, ..alone(name.parse().unwrap()) };
+            let machine = machine.map(str::to_owned);
+            let seen = JobSeen { world, machine, ..alone(name.parse().unwrap()) };
             super::begin(&mut tx, &seen, Timestamp(at)).await.unwrap();
             tx.commit().await.unwrap();
             store.job(&seen.job).await.unwrap().unwrap()
         };
+        let begin = async |name: &str, world: u32, at: u64| begin_on(Some("a processor"), name, world, at).await;
         let remembered = async |row: &JobRow| {
             let (own, other) = (store.planner_memory(&row.job).await, store.memory_of_another(row).await);
             (
                 own.unwrap().map(|text| text.to_string()),
-                other.unwrap().map(|(text, is_like)| (text.to_string(), is_like)),
+                other.unwrap().map(|(text, likeness)| (text.to_string(), likeness)),
             )
         };
         let (first, none) = (begin("j", 2, 1).await, (None, None));
@@ -427,8 +446,20 @@ mod tests {
         store.put_planner_memory(&first, "[1]").await.unwrap();
         let some = || "[1]".to_owned();
         assert_eq!(remembered(&begin("j", 2, 2).await).await, (Some(some()), None), "the next run");
-        assert_eq!(remembered(&begin("k", 2, 3).await).await, (None, Some((some(), true))), "another name");
-        assert_eq!(remembered(&begin("l", 3, 4).await).await, (None, Some((some(), false))), "another size");
+        assert_eq!(remembered(&begin("k", 2, 3).await).await, (None, Some((some(), Likeness::Same))), "another name");
+        assert_eq!(
+            remembered(&begin("l", 3, 4).await).await,
+            (None, Some((some(), Likeness::SameMachine))),
+            "another size"
+        );
+        let on_another = remembered(&begin_on(Some("a GPU"), "g", 2, 4).await).await;
+        assert_eq!(on_another, (None, Some((some(), Likeness::SameBackend))), "of the same size on another machine");
+        assert_eq!(
+            remembered(&begin_on(Some("a GPU"), "j", 2, 5).await).await.0,
+            None,
+            "the next run on another machine"
+        );
+        store.put_planner_memory(&begin("j", 2, 5).await, "[1]").await.unwrap();
         assert_eq!(remembered(&begin("j", 3, 5).await).await, none, "a run of another size");
         assert_eq!(remembered(&begin("m", 2, 6).await).await, none, "and with it what was remembered");
         for (name, world) in [("a", 5), ("b", 5), ("c", 6), ("d", 6)] {
@@ -436,7 +467,9 @@ mod tests {
             store.put_planner_memory(&job, &format!("[\"{name}\"]")).await.unwrap();
         }
         let other = async |name: &str, world: u32| remembered(&begin(name, world, 1000).await).await.1.unwrap();
-        let is = |name: &str, is_like: bool| (format!("[\"{name}\"]"), is_like);
+        let is = |name: &str, same: bool| {
+            (format!("[\"{name}\"]"), if same { Likeness::Same } else { Likeness::SameMachine })
+        };
         assert_eq!(other("e", 5).await, is("b", true), "the newest that is like it");
         assert_eq!(other("f", 9).await, is("d", false), "the newest");
         let ran = "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, measured_sync_us, measured_step_us, settled)

@@ -25,25 +25,23 @@ pub struct LinkRow {
     pub received: Timestamp,
 }
 
-/// The newest active test of a directed link.
+/// The newest throughput test of a directed link by one of its ends, or its newest that was a lower bound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TestRow {
     /// From this node
     pub src: NodeName,
     /// to this one.
     pub dst: NodeName,
+    /// Which of them made it.
+    pub reporter: NodeName,
     /// As measured, bit/s.
     pub bandwidth_bps: f64,
     /// Whether the link may be faster.
     pub is_lower_bound: bool,
-    /// What the test before found, bit/s.
-    pub previous_bps: Option<f64>,
     /// When the report arrived.
     pub received: Timestamp,
     /// The estimated latency at that time.
     pub latency_us: Option<f64>,
-    /// The estimated bandwidth at that time, bit/s.
-    pub estimate_bps: Option<f64>,
 }
 
 /// A past estimate.
@@ -53,7 +51,7 @@ pub struct LinkPoint {
     pub at_us: u64,
     /// alpha.
     pub latency_us: f64,
-    /// 8 / beta.
+    /// As the newest throughput test found it that was no lower bound, where there was one, bit/s.
     pub bandwidth_bps: Option<f64>,
 }
 
@@ -72,21 +70,11 @@ pub struct PathRow {
 
 row! {
     LinkReport {
-        peer: dst, latency_us, latency_confidence, latency_age_ms, bandwidth_bps, bandwidth_confidence,
-        bandwidth_age_ms, jitter_us, loss_out, loss_back, by_icmp
+        peer: dst, latency_us, latency_confidence, latency_age_ms, jitter_us, loss_out, loss_back, by_icmp
     }
 }
 row!(LinkRow { src, dst, received: received_us; report });
-row!(TestRow {
-    src,
-    dst,
-    bandwidth_bps,
-    is_lower_bound,
-    previous_bps,
-    received: received_us,
-    latency_us,
-    estimate_bps
-});
+row!(TestRow { src, dst, reporter, bandwidth_bps, is_lower_bound, received: received_us, latency_us });
 row!(LinkPoint { at_us: received_us, latency_us, bandwidth_bps });
 row!(PathRow { from: src, to: dst, hops, at_us: received_us });
 
@@ -98,9 +86,9 @@ impl Store {
         self.reads.links.get(self.write.counters(), (), read).await
     }
 
-    /// The newest active test of every link that was tested.
+    /// The newest test of every link by each of its ends that has made one.
     pub async fn link_tests(&self) -> Result<Arc<Vec<TestRow>>> {
-        let text = "SELECT * FROM link_tests ORDER BY src, dst";
+        let text = "SELECT * FROM link_tests ORDER BY src, dst, reporter, is_lower_bound";
         let read = async { sql!("read the tests of links", text).fetch_all(&self.read).await.map(Arc::new) };
         self.reads.link_tests.get(self.write.counters(), (), read).await
     }
@@ -161,21 +149,20 @@ pub(super) async fn put(
         for r in reports {
             let first = values.len();
             let value = |number: usize| first + number;
-            let [peer, latency, bandwidth] = [1, 2, 5].map(value);
-            let columns: Vec<String> = (2..=11).map(|number| format!("${}", value(number))).collect();
+            let [peer, latency] = [1, 2].map(value);
+            let columns: Vec<String> = (2..=8).map(|number| format!("${}", value(number))).collect();
             texts.push(format!(
                 "INSERT OR REPLACE INTO links (src, dst, received_us, latency_us, latency_confidence, latency_age_ms,
-                    bandwidth_bps, bandwidth_confidence, bandwidth_age_ms, jitter_us, loss_out, loss_back, by_icmp)
+                    jitter_us, loss_out, loss_back, by_icmp)
                  SELECT $1, node, $2, {} FROM nodes WHERE node = ${peer};
                  INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
-                 SELECT $1, node, $2, ${latency}, ${bandwidth} FROM nodes WHERE node = ${peer}",
+                 SELECT $1, node, $2, ${latency}, (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = ${peer}
+                    ORDER BY is_lower_bound, received_us DESC LIMIT 1) FROM nodes WHERE node = ${peer}",
                 columns.join(", ")
             ));
             values.push(r.peer.to_value());
-            values.extend([r.latency_us, r.latency_confidence, r.latency_age_ms].map(|value| value.to_value()));
-            values.push(r.bandwidth_bps.to_value());
-            let rest = [r.bandwidth_confidence, r.bandwidth_age_ms, r.jitter_us, r.loss_out, r.loss_back];
-            values.extend(rest.map(|value| value.to_value()));
+            let numbers = [r.latency_us, r.latency_confidence, r.latency_age_ms, r.jitter_us, r.loss_out, r.loss_back];
+            values.extend(numbers.map(|value| value.to_value()));
             values.push(r.by_icmp.to_value());
         }
         // Two rows of each.
@@ -210,25 +197,23 @@ pub(super) async fn put_tests(
     let (out, back) = ((r.out_bps, r.out_is_lower_bound), (r.back_bps, r.back_is_lower_bound));
     for (way, (bps, is_lower_bound)) in [((node, &r.peer), out), ((&r.peer, node), back)] {
         if let Some(bps) = bps {
-            put_test(db, way, (bps, is_lower_bound), now).await?;
+            put_test(db, (way, node), (bps, is_lower_bound), now).await?;
         }
     }
     experiments::add_test(db, node, r).await
 }
 
-/// Stores the result of an active test of one direction.
+/// Stores what a test found of one direction.
 async fn put_test(
     db: &mut SqliteConnection,
-    (src, dst): (&NodeName, &NodeName),
+    ((src, dst), reporter): ((&NodeName, &NodeName), &NodeName),
     (bps, is_lower_bound): (f64, bool),
     now: Timestamp,
 ) -> Result<()> {
-    let text = "INSERT OR REPLACE INTO link_tests
-        (src, dst, bandwidth_bps, received_us, is_lower_bound, latency_us, estimate_bps, previous_bps)
-        VALUES ($1, $2, $3, $4, $5, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2),
-            (SELECT bandwidth_bps FROM links WHERE src = $1 AND dst = $2),
-            (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = $2 AND NOT is_lower_bound))";
-    sql!("store a test of a link", text, src, dst, bps, now, is_lower_bound).execute(db).await
+    let text =
+        "INSERT OR REPLACE INTO link_tests (src, dst, reporter, bandwidth_bps, is_lower_bound, received_us, latency_us)
+        VALUES ($1, $2, $3, $4, $5, $6, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2))";
+    sql!("store a test of a link", text, src, dst, reporter, bps, is_lower_bound, now).execute(db).await
 }
 
 /// Stores a path.

@@ -23,7 +23,7 @@ mod trials;
 mod trim;
 mod write;
 
-pub use decisions::{DecisionRow, HistoryRow, NewDecision, Recorded, SnapshotRow};
+pub use decisions::{DecisionRow, HistoryRow, Likeness, NewDecision, Recorded, SnapshotRow};
 pub use experiments::ExperimentRow;
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
@@ -336,6 +336,7 @@ pub(crate) mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "x".into(),
             codecs: vec![],

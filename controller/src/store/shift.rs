@@ -50,6 +50,7 @@ mod tests {
             gradient_values: 1,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "x".into(),
             codecs: vec![],

@@ -57,7 +57,7 @@ mod tests {
         let (store, _dir) = scratch().await;
         for text in [
             "INSERT INTO jobs (job, world, gradient_values, backend, created_us) VALUES ('j', 1, 1, 'x', 0)",
-            "INSERT INTO links VALUES ('a', 'b', 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 0)",
+            "INSERT INTO links VALUES ('a', 'b', 1, 1, 1, 1, 0, 0, 1, 0)",
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5003)
              INSERT INTO progress SELECT 'j', i, i, 0.5, NULL FROM n",
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5004)

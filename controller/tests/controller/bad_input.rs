@@ -23,8 +23,8 @@ async fn scene() -> Scene {
     let api = Api::new(&server.url);
     let (mut a, mut b) = (Agent::new("a", 0), Agent::new("b", 1));
     assert!(a.register(&api).await.status().is_success() && b.register(&api).await.status().is_success());
-    let link = a.link("b", GOOD);
-    a.report(&api, vec![link]).await;
+    let measured = a.measured("b", GOOD).into();
+    a.report(&api, measured).await;
     Scene { server, api, a, b, _dir: dir }
 }
 
@@ -57,7 +57,7 @@ async fn absurd_measurements_are_rejected_and_the_others_of_the_batch_are_stored
     let mut bodies = Vec::new();
     for bad in [-1.0, 1e300] {
         bodies.push(s.a.link("b", Network { latency_us: bad, ..GOOD }));
-        bodies.push(s.a.link("b", Network { bandwidth_bps: bad, ..GOOD }));
+        bodies.extend(s.a.measured("b", Network { bandwidth_bps: bad, ..GOOD }).into_iter().skip(1));
     }
     // NaN and infinity are null in JSON.
     bodies.push(s.a.link("b", Network { latency_us: f64::NAN, ..GOOD }));
@@ -113,8 +113,8 @@ async fn reports_of_the_unknown_are_rejected() {
 #[tokio::test]
 async fn a_decision_that_is_older_or_another_is_rejected() {
     let mut s = scene().await;
-    let back = s.b.link("a", GOOD);
-    s.b.report(&s.api, vec![back]).await;
+    let back = s.b.measured("a", GOOD).into();
+    s.b.report(&s.api, back).await;
     for agent in [&mut s.a, &mut s.b] {
         let hello = agent.hello();
         agent.report(&s.api, vec![hello]).await;
@@ -326,7 +326,7 @@ async fn what_no_agent_says_is_refused_and_counted() {
     s.a.seq = 1 << 50;
     let link = s.a.link("b", GOOD);
     let said = problem(s.api.post("/api/v1/agents/a/reports", &s.a.batch(vec![link])).await, 422).await;
-    assert!(said["detail"].as_str().unwrap().contains("seq jumps from 1 to "), "{said}");
+    assert!(said["detail"].as_str().unwrap().contains(&format!("seq jumps from {before} to ")), "{said}");
     s.a.seq = before;
     let link = s.a.link("b", GOOD);
     assert_eq!(s.a.report(&s.api, vec![link]).await.acked_seq, before + 1, "its own numbers still count");
@@ -501,6 +501,9 @@ async fn every_bad_request_is_a_problem_in_our_own_words() {
         ("GET", "/api/v1/links/a/%FF/history", ("", ""), 404, "to is not UTF-8"),
         ("GET", "/api/v1/links/a/a%20b/history", ("", ""), 404, "a b"),
         ("GET", "/api/v1/jobs/j/history?limit=x", ("", ""), 400, "limit: invalid digit"),
+        ("GET", "/api/v1/jobs/j/history?limit=0", ("", ""), 400, "limit: it is 0, allowed are 1 to 5000"),
+        ("GET", "/api/v1/links/a/b/history?limit=0", ("", ""), 400, "limit: it is 0, allowed are 1 to 5000"),
+        ("PUT", "/api/v1/jobs/later/policy", (json, "{}"), 404, "in its script (`policy=` of attach)"),
         ("GET", "/api/v1/jobs/j/history?nonsense=1", ("", ""), 400, "`nonsense`, expected `limit` or `before`"),
         ("DELETE", "/api/v1/nodes", ("", ""), 405, "openapi.json"),
         ("POST", policy, (json, "{}"), 405, "openapi.json"),

@@ -32,8 +32,7 @@ impl Cluster {
         Self { agents, step: 0, claim: None }
     }
 
-    /// Ten steps under the newest decision over such a network. All ranks say that it is in force. c cannot test a
-    /// link.
+    /// Ten steps under the newest decision over such a network. All ranks say that it is in force.
     async fn train(&mut self, api: &Api, network: Network) {
         let order = self.agents[0].orders(api).await.jobs.into_iter().find_map(|j| j.decision);
         let now = order.as_ref().map_or((0, Strategy::DENSE_RING), |order| {
@@ -48,7 +47,7 @@ impl Cluster {
             bodies.extend(order.as_ref().map(|order| agent.applied(order.version, order.digest, self.step)));
             bodies.push(agent.steps(now, (self.step, 10), sync_us(now.1, network)));
             bodies.extend(trial.map(|t| agent.trial(&t)));
-            bodies.extend(agent.tests(&orders, (name != "c").then_some(network)));
+            bodies.extend(agent.tests(&orders, Some(claims)));
             assert_eq!(agent.report(api, bodies).await.first_reason, None);
         }
         self.step += 10;

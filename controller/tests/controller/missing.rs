@@ -52,7 +52,7 @@ impl Cluster {
         let mut agents = [Agent::new("a", 0), Agent::new("b", 1)];
         for (agent, peer) in agents.iter_mut().zip(["b", "a"]) {
             assert!(agent.register(api).await.status().is_success());
-            let bodies = vec![agent.hello(), agent.link(peer, GOOD)];
+            let bodies = [agent.hello()].into_iter().chain(agent.measured(peer, GOOD)).collect();
             agent.report(api, bodies).await;
         }
         Self { agents, step: 0 }

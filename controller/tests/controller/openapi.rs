@@ -112,6 +112,7 @@ fn reports(agent: &mut Agent) -> Vec<ReportBody> {
     let mut hello = agent.hello();
     if let ReportBody::JobSeen(seen) = &mut hello {
         (seen.buckets, seen.momentum) = (vec![VALUES - 1, 1], Some(0.9));
+        seen.machine = Some("NVIDIA H200".into());
         seen.policy = Some(json!(policy()));
         let costs = [CodecCost { value_s: 1e-9, kept_s: 0.0 }; 2];
         seen.codecs.iter_mut().for_each(|codec| {
@@ -235,7 +236,8 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
         ];
         agent.report(api, before).await;
         agent.run = RUN;
-        let bodies = vec![agent.link(peer, GOOD), path, agent.hello(), agent.link("nobody", GOOD)];
+        let [link, test] = agent.measured(peer, GOOD);
+        let bodies = vec![link, test, path, agent.hello(), agent.link("nobody", GOOD)];
         agent.report(api, bodies).await;
     }
     api.put("/api/v1/scenario", &ScenarioSet { nodes: None, ..scenario() }).await;

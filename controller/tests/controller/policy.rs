@@ -55,12 +55,15 @@ async fn what_is_set_for_a_job_counts_from_the_next_look_on() {
     let mut cluster = announced(&api).await;
     let view: PolicyView = api.json(PATH).await;
     assert_eq!((view.policy, view.source.as_str()), (Default::default(), "controller"));
+    let counts = view.in_force;
+    assert_eq!((&counts.objective["name"], counts.least_gain), (&json!("time-to-quality"), 0.0));
+    assert_eq!((counts.compressors, counts.confidence), (None, 0.85));
 
     set(&api, json!({ "observe": true })).await;
     let observed = verdict(&mut cluster, &api, "observing").await;
     let why = observed["why"].as_str().unwrap();
     let proposes = observed["proposed"].is_string();
-    assert!(why.contains("only observes") && why.contains("and nothing else would") != proposes, "{observed}");
+    assert!(why.contains("only observes") && why.contains("nothing would change") != proposes, "{observed}");
     assert_eq!((decision(&api).await, api.json::<Value>("/api/v1/jobs/j/trials").await), (None, json!([])));
 
     set(&api, json!({ "pin": { "strategy": PINNED, "until": "2126-11-21T09:30:00+01:00" } })).await;
@@ -89,6 +92,7 @@ async fn what_is_set_for_a_job_counts_from_the_next_look_on() {
     cluster.train_until(&api, "a look by the knee", named).await;
     let view: PolicyView = api.json(PATH).await;
     assert_eq!((&view.policy.objective.unwrap()["name"], view.source.as_str()), (&json!("knee"), "operator"));
+    assert_eq!(view.in_force.objective["name"], "knee");
     let view: PolicyView = api.delete(PATH).await.json().await.unwrap();
     assert_eq!((view.policy, view.source.as_str()), (Default::default(), "controller"));
     let default = async |api: &Api| Some(report(api).await).filter(|report| report["policy"] == "time-to-quality");
@@ -147,9 +151,15 @@ async fn a_policy_that_cannot_count_is_refused_and_nothing_of_it_is_kept() {
             pin("mstopk(k=0.1)+ef(vanilla)/allgather", None),
             "no trainer of the job offers mstopk(k=*)+ef(vanilla); offered are topk(k=*)+ef(vanilla) by dense-ring",
         ),
+        (
+            pin("topk(k=0.1)/allgather", None),
+            "no trainer of the job offers topk(k=*); they offer topk(k=*)+ef(vanilla)",
+        ),
         (json!({ "observe": true, "pin": { "strategy": PINNED } }), "observe and pin do not go together"),
     ] {
         let refused = problem(api.put(PATH, &bad).await, 422).await;
+        let has = |words: &str| refused["detail"].as_str().unwrap().contains(words);
+        assert!(!(has("; they offer ") && has("offered are")), "{refused}");
         assert!(refused["detail"].as_str().unwrap().contains(expected), "{bad}: {refused}");
     }
     let view: PolicyView = api.json(PATH).await;

@@ -16,8 +16,8 @@ async fn start(dir: &std::path::Path) -> (Server, Api, [Agent; 2]) {
         assert!(agent.register(&api).await.status().is_success());
     }
     for (agent, peer) in agents.iter_mut().zip(["b", "a"]) {
-        let link = vec![agent.link(peer, GOOD)];
-        assert_eq!(agent.report(&api, link).await.first_reason, None);
+        let measured = agent.measured(peer, GOOD).into();
+        assert_eq!(agent.report(&api, measured).await.first_reason, None);
     }
     (server, api, agents)
 }
@@ -71,6 +71,11 @@ async fn a_second_run_under_the_same_name_begins_anew() {
     assert_eq!((&ended["ended"]["how"], &ended["run"]), (&json!("connection-lost"), &json!("0000000000000001")));
     let kept: DecisionView = api.json("/api/v1/jobs/j/decision").await;
     assert_eq!(kept.version, first, "an ended run is still shown");
+    api.until("the report of the newest decision", async |api| {
+        let report: Value = api.json("/api/v1/jobs/j/report").await;
+        (report["at_us"] == kept.since_us && report["report"]["seed"].is_u64()).then_some(())
+    })
+    .await;
 
     hello(&api, &mut agents, 2).await;
     let view: Value = api.json("/api/v1/jobs/j").await;
@@ -93,6 +98,27 @@ async fn a_second_run_under_the_same_name_begins_anew() {
     hello(&api, &mut agents, 2).await;
     let back: DecisionView = api.json("/api/v1/jobs/j/decision").await;
     assert!(back.version >= second);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_that_ended_undecided_has_no_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(config(dir.path())).await;
+    let api = Api::new(&server.url);
+    // Without any link nothing is decided.
+    let mut agents = [Agent::new("a", 0), Agent::new("b", 1)];
+    for agent in &mut agents {
+        assert!(agent.register(&api).await.status().is_success());
+    }
+    hello(&api, &mut agents, 1).await;
+    goodbye(&api, &mut agents, false).await;
+    let answer = api.until("no report", async |api| {
+        let answer = api.get("/api/v1/jobs/j/report").await;
+        (answer.status() == 404).then_some(answer)
+    });
+    let refused = problem(answer.await, 404).await;
+    assert!(refused["detail"].as_str().unwrap().contains("/api/v1/jobs/j/intervals"), "{refused}");
     server.stop().await;
 }
 

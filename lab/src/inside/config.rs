@@ -31,6 +31,6 @@ pub(crate) fn agent(i: usize, controller: &str, run: &str, token_file: &Path) ->
     let addr = node_addr(i);
     format!(
         "node = {name:?}\ncontroller = {controller:?}\ntoken_file = {token_file:?}\nlisten = \"{addr}\"\n\
-         run_dir = \"{run}/{name}\"\nstate_dir = \"{run}/{name}/state\"\nprobe_share = 0.2\nlog = \"debug\"\n\n[shaping]\nallow = true\ninterfaces = [\"eth0\"]\n"
+         run_dir = \"{run}/{name}\"\nstate_dir = \"{run}/{name}/state\"\nprobe_share = 0.2\nlog = \"info\"\n\n[shaping]\nallow = true\ninterfaces = [\"eth0\"]\n"
     )
 }

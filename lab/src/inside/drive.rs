@@ -3,6 +3,9 @@
 use anyhow::{Context, Result, bail};
 use flexcomm_domain::Link;
 use flexcomm_wire::api::{DecisionView, JobView, ScenarioSet};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -10,7 +13,7 @@ use super::processes::Processes;
 use super::rest::Rest;
 use super::summary::Summary;
 use super::{say, view};
-use crate::plan::LabPlan;
+use crate::plan::{LabPlan, TOKEN_FILE};
 
 /// Time between two looks at the controller.
 const LOOK: Duration = Duration::from_secs(1);
@@ -20,9 +23,12 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the whole life of the emulated cluster.
 pub(crate) async fn drive(plan: &LabPlan, mut stop: watch::Receiver<bool>) -> Result<()> {
-    let token_file = std::path::Path::new("/run/flexlab/token");
+    let token_file = Path::new("/run/flexlab/token");
     let token = format!("lab-{:016x}", rand::random::<u64>());
     std::fs::write(token_file, &token).context("the cluster's token")?;
+    // What is in /run cannot be read on the host.
+    let shown = plan.out.join(TOKEN_FILE);
+    write_private(&shown, &token).with_context(|| shown.display().to_string())?;
     let mut processes = Processes::new(&plan.out)?;
     let rest = Rest::new(&token)?;
     let mut summary = Summary::default();
@@ -43,6 +49,16 @@ pub(crate) async fn drive(plan: &LabPlan, mut stop: watch::Receiver<bool>) -> Re
     outcome
 }
 
+/// Writes a file that its owner alone may read, in the place of an earlier lab's, whose mode may be another.
+fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
 async fn collect(rest: &Rest, summary: &mut Summary) -> Result<()> {
     summary.finish(rest.history().await?, rest.intervals().await?, rest.trials().await?);
     Ok(())
@@ -52,7 +68,7 @@ async fn live(
     plan: &LabPlan,
     processes: &mut Processes,
     rest: &Rest,
-    token_file: &std::path::Path,
+    token_file: &Path,
     summary: &mut Summary,
 ) -> Result<()> {
     say(&format!("{} nodes on one bridge; starting the controller", plan.nodes));
@@ -205,5 +221,21 @@ impl Lab<'_> {
         say(&row);
         self.summary.row(row);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_token_is_its_owners_alone_whatever_stood_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(TOKEN_FILE);
+        std::fs::write(&path, "an earlier lab's").unwrap();
+        write_private(&path, "lab-1").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "lab-1");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

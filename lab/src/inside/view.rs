@@ -22,7 +22,7 @@ pub(crate) struct Moment<'a> {
 /// Titles of [`row`]'s columns, two lines.
 pub(crate) const HEADER: [&str; 2] = [
     "        alpha           bandwidth                                          t_sync            t_step",
-    "epoch   set    measured set      measured     compressor and collective    predicted meas.   predicted meas.   gain   loss   accuracy",
+    "epoch   set    measured set      measured     compressor and collective    predicted median  predicted median  gain   loss   accuracy",
 ];
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -72,7 +72,7 @@ fn short_strategy(strategy: &str) -> String {
 /// One row of the table.
 pub(crate) fn row(m: &Moment) -> String {
     let alpha = m.links.iter().map(|l| (l.latency_age_ms, l.latency_us * 1e-6));
-    let bandwidth = m.links.iter().filter_map(|l| Some((l.bandwidth_age_ms, l.bandwidth_bps?)));
+    let bandwidth = m.links.iter().filter_map(|l| Some((l.bandwidth_age_ms?, l.bandwidth_bps?)));
     let strategy = m.decision.map_or("none/dense-ring".into(), |d| short_strategy(&d.strategy));
     let number = |v: Option<f64>, digits: usize| v.map_or("-".into(), |v| format!("{v:.digits$}"));
     format!(

@@ -7,12 +7,8 @@ use flexcomm_compression::codec::Element;
 use flexcomm_compression::pipeline::add_elements;
 use flexcomm_domain::{Collective, Rank};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-
-/// Most samples kept between two reports.
-const MAX_SAMPLES: usize = 256;
 
 /// Which schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +60,6 @@ pub struct Exchanger {
     next_exchange: u16,
     check: u32,
     sync: Duration,
-    samples: BTreeMap<IpAddr, Vec<(u64, f64)>>,
 }
 
 /// A failed exchange.
@@ -81,15 +76,7 @@ pub enum ExchangeError {
 impl Exchanger {
     /// Over a mesh.
     pub fn new(mesh: Mesh) -> Self {
-        Self {
-            mesh,
-            views: BTreeMap::new(),
-            spare: Vec::new(),
-            next_exchange: 0,
-            check: 0,
-            sync: Duration::ZERO,
-            samples: BTreeMap::new(),
-        }
+        Self { mesh, views: BTreeMap::new(), spare: Vec::new(), next_exchange: 0, check: 0, sync: Duration::ZERO }
     }
 
     /// The connections.
@@ -119,12 +106,6 @@ impl Exchanger {
     /// when the ranks do not share a clock.
     pub fn wait_time(&self) -> Option<Duration> {
         Some(self.mesh.wait_time()?.min(self.sync))
-    }
-
-    /// Passive samples of links since the last call: per peer, bytes and seconds of a piece of a stream, see the mesh's
-    /// `Piece`.
-    pub fn take_samples(&mut self) -> BTreeMap<IpAddr, Vec<(u64, f64)>> {
-        std::mem::take(&mut self.samples)
     }
 
     /// Runs a schedule on a buffer; returns when this rank is done with it.
@@ -173,23 +154,11 @@ impl Exchanger {
             recvs.push(Incoming::new(recv.peer, tag, self.check, body));
         }
         self.mesh.round(&mut sends, &mut recvs)?;
-        self.keep_sample(&recvs);
         for (recv, frame) in round.recvs.iter().zip(recvs) {
             buffer.take(recv.chunks, view.chunks, recv.op, frame.body());
             self.spare.push(frame.into_body());
         }
         self.spare.extend(sends.into_iter().map(Outgoing::into_body));
         Ok(())
-    }
-
-    /// In the rounds of every schedule a rank sends to one other at most: where it also receives from one only, nothing
-    /// of the job shares the link that was seen.
-    fn keep_sample(&mut self, recvs: &[Incoming]) {
-        let [frame] = recvs else { return };
-        let Some((piece, addr)) = frame.piece().zip(self.mesh.addr(frame.peer)) else { return };
-        let samples = self.samples.entry(addr.ip()).or_default();
-        if samples.len() < MAX_SAMPLES {
-            samples.push((piece.bytes, piece.seconds));
-        }
     }
 }

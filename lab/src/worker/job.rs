@@ -240,8 +240,6 @@ impl Job {
         let record = outcome.costs.record(tick.step, Some(f64::from(outcome.loss)), accuracy);
         self.reporter.step((tick.version, tick.plan.clone()), record);
         self.observe_shadows();
-        let samples = self.training.sync().exchanger().take_samples();
-        self.reporter.transfers(samples);
         if self.hashes.wanted() {
             self.hashes.step(tick.step, tick.version, self.training.hash())?;
         }
@@ -316,9 +314,6 @@ impl Job {
     fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) {
         let Some(Running { averages, saved, .. }) = trial else { return };
         self.training.restore(&saved);
-        // The trial's transfers are as real as the training's.
-        let samples = self.training.sync().exchanger().take_samples();
-        self.reporter.transfers(samples);
         self.reporter.trial(averages.finish((&self.name, self.rank), cause, now));
     }
 }

@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
     /// IP:PORT of every rank in order, this one's included; ranks listen on their own.
-    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7080", value_name = "IP:PORT,...")]
+    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7080", value_name = "IP:PORT,...", value_parser = peer)]
     pub peers: Vec<SocketAddr>,
     /// The job's name.
     #[arg(long, default_value = "lab")]
@@ -116,6 +116,10 @@ pub struct Args {
     /// How long to wait for the other ranks at the start, and for silent ones later (for example 30s, 2m).
     #[arg(long, default_value = "60s")]
     pub timeout: Seconds,
+}
+
+fn peer(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected IP:PORT of each rank, for example 10.0.0.1:7080,10.0.0.2:7080".to_owned())
 }
 
 /// Images instead of the files, for tests: the training shard of this rank, and the held-out ones.
@@ -279,6 +283,9 @@ impl Args {
                 bail!("--peers: ranks {j} and {i} have the same address {addr}");
             }
         }
+        let steps = self.steps.unwrap_or(1);
+        ensure!((1..=MAX_STEPS).contains(&steps), "--steps {steps}: allowed are 1 to {MAX_STEPS}");
+        ensure!(self.epochs != Some(0), "--epochs 0: allowed are 1 or more");
         ensure!(self.timeout.get() >= 0.001, "--timeout {}: it must be 1ms or more", self.timeout);
         self.training().check()?;
         for (option, strategy) in [("--strategy", self.strategy), ("--initial", Some(self.initial))] {

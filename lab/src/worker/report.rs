@@ -22,6 +22,7 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
         gradient_values: layers.values() as u64,
         buckets: Vec::new(),
         momentum: None,
+        machine: flexcomm_trainer::processor(),
         policy: None,
         backend: BACKEND.into(),
         codecs: candidates.map(|family| codec(family, false)).chain(further).collect(),

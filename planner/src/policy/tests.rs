@@ -36,6 +36,9 @@ fn what_is_not_allowed_is_refused_by_its_key() {
         (json!([]), "a policy is an object with any of the keys kinds, objective"),
         (json!({ "kind": ["topk"] }), "unknown key \"kind\", did you mean kinds?"),
         (json!({ "zebra": 1 }), "the keys are kinds, objective, least_gain, most_overhead, observe, pin"),
+        (json!({ "compressors": ["topk"] }), "unknown key \"compressors\"; in its place: kinds"),
+        (json!({ "policy": "knee" }), "unknown key \"policy\"; in its place: objective"),
+        (json!({ "gain_floor": 0.5 }), "unknown key \"gain_floor\"; in its place: least_gain"),
         (json!({ "kinds": "topk" }), "kinds: expected a list of names such as [\"topk\"], found \"topk\""),
         (json!({ "kinds": [] }), "[\"none\"] is dense alone, and null is all"),
         (json!({ "kinds": ["topkk(k=0.1)"] }), "did you mean topk?"),
@@ -111,7 +114,7 @@ fn what_the_job_cannot_run_is_named_with_what_it_offers() {
     s.policy.kinds = Some(["none".parse().unwrap()].into());
     assert_eq!(why(&s, sparse), None, "whatever the policy allows");
     for (plan, expected) in [
-        ("none/dense-ring", "do not run dense-ring"),
+        ("none/dense-ring", "do not run dense-ring; they run dense-tree, allgather"),
         ("topk(k=0.7)/allgather", "no trainer of the job offers topk(k=*); they offer topk(k=*)+ef(vanilla)"),
         ("fp16/dense-tree", "no trainer of the job offers fp16"),
         ("none/dense-tree | topk(k=0.7)+ef(vanilla)/allgather", "the buckets of the job's gradient are not known"),

@@ -233,3 +233,45 @@ fn the_checker_refuses_what_the_policy_forbids() {
         assert_eq!(check(&asking.s, &asks, asking.now).iter().map(|v| v.rule).collect::<Vec<_>>(), [rule]);
     }
 }
+
+#[test]
+fn a_policy_that_changed_is_named_and_not_the_network_or_the_watchdog() {
+    let mut job = due();
+    job.call();
+    job.run(20, |_| 1.0);
+    assert!(!job.strategy().is_dense());
+    set(&mut job, json!({ "kinds": ["none"] }));
+    job.wait(5.0);
+    let (t_comp, t_sync, gain) = job.truth(&job.strategy());
+    // Slower than dense ones, by compressing.
+    job.measure(1e4 * t_comp, t_sync, gain);
+    let outcome = job.call();
+    let reason = &outcome.decision().expect("only dense is allowed").reason;
+    assert!(reason.starts_with("the policy allows other compressors; dense by "), "{reason}");
+    assert!(reason.contains(" is the best that policy and settings admit; topk "), "{reason}");
+    pin(&mut job, Some(100.0));
+    job.call();
+    job.run(20, |_| 1.0);
+    assert_eq!(job.strategy().to_string(), PINNED);
+    set(&mut job, json!({}));
+    let ended = job.run(30, |_| 1.0);
+    let first = ended.iter().find_map(|outcome| outcome.decision()).expect("the pinned ratio is no candidate");
+    assert!(first.reason.starts_with("the pin of topk at CR 0.05 by allgather has ended"), "{}", first.reason);
+}
+
+/// Shares of a score that is no time are not compared with seconds: what no trial has measured is measured once, and nothing else is tried.
+#[test]
+fn a_policy_that_does_not_minimise_time_asks_for_what_is_not_measured_alone() {
+    let mut job = Job::new();
+    job.s.profiles = Default::default();
+    job.s.config.policy = flexcomm_planner::PolicyConfig::Knee(Default::default());
+    job.network(0.001, 1e9);
+    let first = job.call();
+    assert!(first.trial.is_some() || first.decision().is_some(), "{}", first.report.why);
+    job.wait(1.0);
+    job.answer(crate::common::profile(0.12, 0.004));
+    job.call();
+    let looks = job.run(90, |_| 1.0);
+    assert!(looks.iter().all(|look| look.trial.is_none() && look.report.test_worth_s == 0.0));
+    assert!(looks.iter().filter(|look| look.decision().is_some()).count() <= 2, "one network");
+}

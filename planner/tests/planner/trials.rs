@@ -1,8 +1,8 @@
 //! When a live trial is asked for, and of what.
 
-use crate::common::{Job, profile, seconds};
+use crate::common::{Job, of, profile, seconds};
 use flexcomm_domain::Timestamp;
-use flexcomm_planner::{Keep, Verdict};
+use flexcomm_planner::{Keep, TrialWaits, Verdict};
 
 fn unmeasured() -> Job {
     let mut job = Job::new();
@@ -18,7 +18,7 @@ fn the_first_decision_waits_for_a_trial_that_is_worth_it() {
     assert_eq!(outcome.verdict, Verdict::Keep(Keep::AwaitingTrial), "{}", outcome.report.why);
     let trial = outcome.trial.expect("a trial");
     assert!(trial.candidates.len() >= 2 && trial.iterations == 10, "{trial:?}");
-    assert!(trial.why.contains("it costs less than"), "{}", trial.why);
+    assert!(trial.why.contains("knowing the best candidate is expected to save"), "{}", trial.why);
     job.wait(1.0);
     let again = job.call();
     assert!(again.trial.is_none() && again.report.trial.is_some(), "asked twice");
@@ -103,4 +103,41 @@ fn what_is_measured_is_not_asked_for_again() {
     job.call();
     job.wait(120.0);
     assert!(job.call().trial.is_none(), "all is measured");
+}
+
+/// What a trial found its collectives to take is believed, as far as its few iterations tell.
+#[test]
+fn what_a_trial_waited_for_is_an_observation() {
+    let mut job = Job::new();
+    job.network(0.001, 1e9);
+    job.call();
+    job.run(100, |_| 1.0);
+    let other = "topk(k=0.1)+ef(vanilla)/allgather";
+    let before = of(&job.call(), other).t_sync_s;
+    let waits = |id: u64, job: &Job, factor: f64| TrialWaits {
+        id,
+        asked: job.now,
+        ended: job.now,
+        iterations: 10,
+        sync: vec![(other.parse().unwrap(), seconds(factor * before))],
+    };
+    let after = |trial: TrialWaits| {
+        let mut job = job.clone();
+        job.s.trial = Some(trial);
+        job.wait(1.0);
+        let first = of(&job.call(), other).t_sync_s;
+        // The same again says nothing, whatever it says now.
+        let again =
+            TrialWaits { sync: vec![(other.parse().unwrap(), seconds(before))], ..job.s.trial.clone().unwrap() };
+        job.s.trial = Some(again);
+        job.wait(1.0);
+        let second = of(&job.call(), other).t_sync_s;
+        assert!((second / first - 1.0).abs() < 0.1, "{second} s, before {first} s");
+        first
+    };
+    let slow = after(waits(1, &job, 20.0));
+    assert!(slow > 2.0 * before, "{slow} s, before {before} s");
+    let long_ago = TrialWaits { ended: Timestamp(job.now.0 - 90_000_000), ..waits(1, &job, 20.0) };
+    let is = after(long_ago);
+    assert!((is / before - 1.0).abs() < 0.1, "{is} s, before {before} s");
 }

@@ -105,6 +105,8 @@ pub struct EchoEvent {
     pub peer: SocketAddr,
     /// The round trip; `None` when a request was given up.
     pub sample: Option<EchoSample>,
+    /// When it was received, or given up.
+    pub at: Nanos,
 }
 
 /// A peer's window.
@@ -278,7 +280,7 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
         let now = monotonic();
         if target.next <= now {
             let given_up = target.prober.expire(now);
-            (0..given_up).for_each(|_| emit(events, EchoEvent { peer: *peer, sample: None }));
+            (0..given_up).for_each(|_| emit(events, EchoEvent { peer: *peer, sample: None, at: now }));
             if target.left != Some(0) {
                 send_one(sockets, *peer, target);
             }
@@ -309,7 +311,7 @@ fn take(shared: &mut Shared, at: Nanos, bytes: &[u8], events: &mpsc::Sender<Echo
     let Some(peer) = shared.sessions.get(&u64::from_le_bytes(session)).copied() else { return };
     let Some(target) = shared.targets.get_mut(&peer) else { return };
     match target.prober.receive(at, bytes) {
-        Ok(Received::Reply(sample)) => emit(events, EchoEvent { peer, sample: Some(sample) }),
+        Ok(Received::Reply(sample)) => emit(events, EchoEvent { peer, sample: Some(sample), at }),
         Ok(Received::Hello) => {
             target.left = target.left.map(|left| left + 1);
             target.next = monotonic();

@@ -6,7 +6,6 @@
 mod clock;
 mod echo;
 mod fd;
-mod flows;
 mod ping;
 mod tcp;
 mod throughput;
@@ -16,7 +15,6 @@ mod wake;
 
 pub use clock::monotonic;
 pub use echo::{EchoEvent, EchoProber, EchoResponder, EchoSettings, PeerSummary, SpawnError};
-pub use flows::{Ends, FlowSocket, Listed};
 pub use ping::{PingBackend, PingError, PingReport, PingSettings, SocketKind, ping_many, ping_many_surge};
 pub use throughput::{MeasureError, ThroughputServer, measure_throughput, measure_throughput_until};
 pub use trace::{TraceError, trace_route};

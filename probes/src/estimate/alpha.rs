@@ -2,7 +2,6 @@
 
 use super::Known;
 use super::cluster::{Cluster, Rule, ends_sharply, lowest};
-use crate::passive::Transfer;
 use crate::stats::jitter;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,8 +10,6 @@ use std::collections::VecDeque;
 const MAX_SAMPLES: usize = 4096;
 /// The newest are kept however old they are: an old latency with low confidence beats none.
 const KEEP: usize = 8;
-/// Most known transfers kept.
-const MAX_BUSY: usize = 256;
 /// 8 % of the window must agree: the idle gaps of a training step that is nine tenths communication.
 const RULE: Rule = Rule { share: 0.08, spread: 0.1, grain: 15e-6 };
 /// A rise of which fewer samples of the window are sure, and whose floor is not sharp, may be a queue, which scatters:
@@ -27,14 +24,11 @@ const SHARP: Rule = Rule { spread: 0.01, ..RULE };
 const FULL_SUPPORT: f64 = 8.0;
 /// Age in seconds at which confidence has fallen to 1/e.
 const CONFIDENCE_AGE_S: f64 = 15.0;
-/// Clean samples needed before they count by themselves.
-const LEAST_CLEAN: usize = 5;
 
 #[derive(Debug, Clone)]
 pub(super) struct AlphaEstimator {
     window_s: f64,
     samples: VecDeque<(f64, f64)>,
-    busy: VecDeque<Busy>,
     /// The last evaluation: it is asked for ten times a second, and samples seldom come or leave the window.
     evaluated: Cell<Option<Evaluation>>,
 }
@@ -61,23 +55,9 @@ struct Before {
     sharp: bool,
 }
 
-/// A transfer, while which echoes queue.
-#[derive(Debug, Clone, Copy)]
-struct Busy {
-    start: f64,
-    end: f64,
-    /// Upper bound of alpha, seconds.
-    bound: Option<f64>,
-}
-
 impl AlphaEstimator {
     pub(super) fn new(window_s: f64) -> Self {
-        Self {
-            window_s: window_s.max(0.1),
-            samples: VecDeque::new(),
-            busy: VecDeque::new(),
-            evaluated: Cell::new(None),
-        }
+        Self { window_s: window_s.max(0.1), samples: VecDeque::new(), evaluated: Cell::new(None) }
     }
 
     pub(super) fn echo(&mut self, at: f64, rtt_s: f64) {
@@ -91,16 +71,6 @@ impl AlphaEstimator {
         }
     }
 
-    pub(super) fn transfer(&mut self, at: f64, transfer: &Transfer) {
-        self.evaluated.set(None);
-        let start = at - transfer.seconds();
-        self.busy.push_back(Busy { start, end: at, bound: transfer.alpha_bound() });
-        let window = self.window_s;
-        while self.busy.len() > MAX_BUSY || self.busy.front().is_some_and(|busy| at - busy.end > window) {
-            self.busy.pop_front();
-        }
-    }
-
     pub(super) fn estimate(&self, at: f64) -> Option<Known> {
         let mut newest = self.samples.back()?.0;
         let Evaluation { cluster, before, .. } = self.evaluate(at);
@@ -111,8 +81,8 @@ impl AlphaEstimator {
         }
         let age_s = (at - newest).max(0.0);
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
-        let value = self.bound(at).map_or(cluster.value / 2.0, |bound| bound.min(cluster.value / 2.0));
-        Some(Known { value, confidence: support * (-age_s / CONFIDENCE_AGE_S).exp(), age_s })
+        let confidence = support * (-age_s / CONFIDENCE_AGE_S).exp();
+        Some(Known { value: cluster.value / 2.0, confidence, age_s })
     }
 
     fn evaluate(&self, at: f64) -> Evaluation {
@@ -122,50 +92,28 @@ impl AlphaEstimator {
         }
         // Those inside, else the newest few.
         let first = if outside == self.samples.len() { outside.saturating_sub(KEEP) } else { outside };
-        let recent = || self.samples.iter().skip(first);
-        let all: Vec<f64> = recent().map(|(_, rtt)| *rtt).collect();
-        let is_clean = |t: f64| !self.busy.iter().any(|busy| busy.start <= t && t <= busy.end);
-        let clean: Vec<f64> = recent().filter(|(t, _)| is_clean(*t)).map(|(_, rtt)| *rtt).collect();
-        let found = lowest(&all, RULE).map(|cluster| self.lowest_of(&all, &clean, cluster));
+        let all: Vec<f64> = self.samples.iter().skip(first).map(|(_, rtt)| *rtt).collect();
+        let found = lowest(&all, RULE).map(|cluster| (cluster, self.before(&all, cluster)));
         let (cluster, before) = found.map_or((None, None), |(cluster, before)| (Some(cluster), before));
         let evaluation = Evaluation { outside, jitter: jitter(&all), cluster, before };
         self.evaluated.set(Some(evaluation));
         evaluation
     }
 
-    /// The lowest cluster of the window, of `all` or of the `clean` ones, and a lower one from before where that may be a queue.
-    fn lowest_of(&self, all: &[f64], clean: &[f64], mut cluster: Cluster) -> (Cluster, Option<Before>) {
-        let mut sure = cluster.support as f64 / all.len() as f64;
-        // Queueing only adds, so the lower of both is right even where a transfer's reported time is off.
-        if let Some(quiet) =
-            lowest(clean, RULE).filter(|quiet| clean.len() >= LEAST_CLEAN && quiet.value <= cluster.value)
-        {
-            cluster = quiet;
-            sure = sure.max(cluster.support as f64 / clean.len() as f64);
+    /// A lower cluster from before the window, where that of the window may be a queue.
+    fn before(&self, window: &[f64], cluster: Cluster) -> Option<Before> {
+        if cluster.support as f64 >= SURE * window.len() as f64 {
+            return None;
         }
-        if sure >= SURE {
-            return (cluster, None);
-        }
-        let before = || {
-            let longer: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
-            let before = lowest(&longer, LONG_RULE).filter(|before| before.value < cluster.value)?;
-            Some(Before { cluster: before, seen: self.newest_near(before.value)?, sharp: ends_sharply(all, SHARP) })
-        };
-        (cluster, before())
+        let longer: Vec<f64> = self.samples.iter().map(|(_, rtt)| *rtt).collect();
+        let before = lowest(&longer, LONG_RULE).filter(|before| before.value < cluster.value)?;
+        Some(Before { cluster: before, seen: self.newest_near(before.value)?, sharp: ends_sharply(window, SHARP) })
     }
 
     /// When a round trip of about this value, or a shorter one, was seen last.
     fn newest_near(&self, rtt_s: f64) -> Option<f64> {
         let most = rtt_s * (1.0 + LONG_RULE.spread) + LONG_RULE.grain;
         self.samples.iter().rev().find(|(_, rtt)| *rtt <= most).map(|(at, _)| *at)
-    }
-
-    /// The second lowest bound of recent transfers: one may be a misread clock, two agree.
-    fn bound(&self, at: f64) -> Option<f64> {
-        let recent = self.busy.iter().filter(|busy| at - busy.end <= self.window_s);
-        let mut bounds: Vec<f64> = recent.filter_map(|busy| busy.bound).collect();
-        bounds.sort_by(f64::total_cmp);
-        bounds.get(1).copied()
     }
 
     pub(super) fn jitter(&self, at: f64) -> f64 {

@@ -164,7 +164,10 @@ class Hook:
     def _enter(self, view: BucketView) -> Transfer | None:
         looks = view.on_device and self.core.watching()
         seen = self.device.host(view.buffer, view.index) if looks else view.buffer
-        return self.core.enter(view.index, view.values, seen.data_ptr() if view.ours or looks else None, view.on_device)
+        here = seen.data_ptr() if view.ours or looks else None
+        takes = here is None and view.on_device and self.core.reports_energies()
+        energy = float(torch.linalg.vector_norm(view.buffer, dtype=torch.float32)) ** 2 if takes else None
+        return self.core.enter(view.index, view.values, here, view.on_device, energy)
 
     def _begin(self, view: BucketView, transfer: Transfer | None) -> Exchange:
         """Chooses the kind of a bucket's exchange, and launches its first collective."""

@@ -122,7 +122,9 @@ class Session:
             measures = self._rank == 0 and not agreed.settings.fixed
             ordinal = self.hook.device.ordinal(p for _, p in agreed.named) if measures else None
             candidates, policy, momentum = agreed.settings.candidates, agreed.settings.policy, self._rates.momentum()
-            self._core.connect(agreed.settings.socket, backend, collectives, candidates, ordinal, momentum, policy)
+            parameter = next((p for _, p in agreed.named), None)
+            machine = torch.cuda.get_device_name(parameter.device) if parameter is not None and parameter.is_cuda else None
+            self._core.connect(agreed.settings.socket, backend, collectives, candidates, ordinal, momentum, policy, machine)
 
     def _announce(self) -> None:
         """Logs what is not as it might be expected."""

@@ -2,8 +2,7 @@
 //! node, with messages of the simulated network for sockets.
 //!
 //! What an agent decides is the shipped agent's code (`flexcomm_agent::parts`, `flexcomm_probes`), at simulated times: echoes with
-//! their packets and cookies, estimates, looks at TCP flows by the connections' counters, grants and their budget, when which
-//! report is due and delivered, which orders are followed. What the controller decides is the shipped controller's
+//! their packets and cookies, estimates, grants and their budget, when which report is due and delivered, which orders are followed. What the controller decides is the shipped controller's
 //! ([`Embedded`]). Echoes, tests, reports, heartbeats and orders share ports with the job. Left out: traceroutes (the network has
 //! no hops), shaping, what is kept on disk, HTTP's and TLS's handshakes, and the time that agents and controller compute: a pass of
 //! the controller takes no simulated time.
@@ -19,7 +18,6 @@ pub use node::Spent;
 
 use crate::adaptive::{ControlPlane, Prediction};
 use crate::cells::{Cell, Net};
-use crate::steps::JOB;
 use anyhow::{Context, Result};
 use controller_side::ControllerSide;
 
@@ -61,7 +59,6 @@ enum Timer {
     Heartbeat(u64),
     Echo,
     Look,
-    Flows,
     Deliver,
     Test(u64),
 }
@@ -101,19 +98,9 @@ const HEAD_BYTES: f64 = 250.0;
 /// Bytes of IP's and UDP's heads.
 const PACKET_BYTES: f64 = 28.0;
 
-/// A connection of the job that leaves a node.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct JobConnection {
-    id: ConnectionId,
-    /// The node at its other end.
-    peer: usize,
-}
-
-/// The connections of agents, and those of the job that they look at.
+/// The connections of agents.
 #[derive(Debug)]
 struct Connections {
-    /// The job's by node, of all its ranks. What stays within a node takes no part of a link, and agents do not look at it.
-    job: Vec<Vec<JobConnection>>,
     /// `tests[from][to]`, of nodes; their datagrams and those of echoes take the same way.
     tests: Vec<Vec<Option<ConnectionId>>>,
     /// To the controller.
@@ -237,7 +224,7 @@ impl Agents {
             cell: cell.clone(),
             nodes: names.iter().enumerate().map(node).collect::<Result<Vec<_>>>()?,
             controller_side: ControllerSide::new(controller, names),
-            connections: Connections { job: Vec::new(), tests: Vec::new(), up: Vec::new(), down: Vec::new() },
+            connections: Connections { tests: Vec::new(), up: Vec::new(), down: Vec::new() },
             in_flight: MessagesInFlight::default(),
             spent: Spent::default(),
             warm_s: WARM_S,
@@ -298,18 +285,12 @@ impl ControlPlane for Agents {
 
     fn begin(&mut self, net: &mut Net<Token>) {
         let (cell, nodes) = (&self.cell, self.cell.nics());
-        let mut job = vec![Vec::new(); nodes];
-        for (from, to) in net.mesh.groups[JOB].iter().enumerate() {
-            let leaving = to.iter().enumerate().filter(|(to, _)| cell.nic(*to) != cell.nic(from));
-            let leaving = leaving.filter_map(|(to, id)| Some(JobConnection { id: (*id)?, peer: cell.nic(to) }));
-            job[cell.nic(from)].extend(leaving);
-        }
         let mut connect = |from: usize, to: usize| net.connect(cell, from, to);
         let tests = (0..nodes).map(|from| (0..nodes).map(|to| (from != to).then(|| connect(from, to))).collect());
         let tests = tests.collect();
         let up = (0..nodes).map(|node| connect(node, 0)).collect();
         let down = (0..nodes).map(|node| connect(0, node)).collect();
-        self.connections = Connections { job, tests, up, down };
+        self.connections = Connections { tests, up, down };
         let began = self.begins_at();
         let Self { nodes, controller_side, connections, in_flight, spent, .. } = self;
         let context = &mut NodeContext { network: &mut net.network, began, connections, in_flight, spent };

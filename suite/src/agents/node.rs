@@ -1,25 +1,23 @@
 //! One agent, that of a node with some ranks: the simulated network delivers its messages, the shipped agent's code handles them.
 
 use super::test::{self, Frame, Outcome, Test};
-use super::{Answer, Call, InFlight, JobConnection, NodeContext, Timer, address, json_bytes, node_at};
+use super::{Answer, Call, InFlight, NodeContext, Timer, address, json_bytes, node_at};
 use anyhow::{Context, Result};
 use flexcomm_agent::parts::{
-    Account, Action, Event, Follower, Held, LIST_EVERY, LOOK_EVERY, Links, Look, Looks, MAX_GRANTS, PROBE_SHARE,
-    Prepared, REPORT_INTERVAL, Session, Way, echo_addr, grant, merge, pace,
+    Account, Action, Event, Follower, Held, LOOK_EVERY, Links, MAX_GRANTS, PROBE_SHARE, Prepared, REPORT_INTERVAL,
+    Session, echo_addr, grant, merge, pace,
 };
 use flexcomm_domain::{JobId, NodeName};
 use flexcomm_probes::auth::Key;
 use flexcomm_probes::echo::{LEN, Loss, Prober, ProberLimits, Received, Responder, next_turn, turn};
-use flexcomm_probes::flows::Flow;
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
-use flexcomm_truth::network::ConnectionId;
 use flexcomm_wire::{
     FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered, Report,
     ReportAck, ReportBatch, ReportBody, ThroughputGrant,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// What probing and reporting took.
@@ -31,8 +29,6 @@ pub struct Spent {
     pub echo_bytes: f64,
     /// Registrations, heartbeats, reports, orders and their answers, with heads.
     pub report_bytes: f64,
-    /// Samples of links that the job's own flows gave.
-    pub flow_samples: u64,
 }
 
 /// From one agent's start to the next one's: no two do everything at the same moments.
@@ -91,25 +87,11 @@ pub(super) struct Node {
     echo_interval_s: f64,
     /// When the next echo's timer runs out.
     echo_at: f64,
-    pub(super) flows: Flows,
     account: Account,
     grants: VecDeque<(f64, ThroughputGrant)>,
     running: Option<Running>,
     tests: u64,
     log: Log,
-}
-
-/// Looks at the job's connections.
-#[derive(Default)]
-pub(super) struct Flows {
-    looks: Looks,
-    /// When all are listed next.
-    list_at: f64,
-    /// Those through which much is sent.
-    pub(super) busy: Vec<JobConnection>,
-    ways: BTreeMap<IpAddr, Way>,
-    /// Least round trip of each.
-    least_s: BTreeMap<ConnectionId, f64>,
 }
 
 /// Reports that are not stored at the controller yet.
@@ -150,7 +132,6 @@ impl Node {
             sessions: 0,
             echo_interval_s: 1.0,
             echo_at: f64::INFINITY,
-            flows: Flows::default(),
             account: Account::restored(0.0, PROBE_SHARE, 0.0),
             grants: VecDeque::new(),
             running: None,
@@ -190,7 +171,7 @@ impl Node {
     /// Begins.
     pub(super) fn begin(&mut self, context: &mut NodeContext<'_>) {
         let start = context.now() + STAGGER_S * self.number as f64;
-        for timer in [Timer::Register, Timer::Look, Timer::Flows] {
+        for timer in [Timer::Register, Timer::Look] {
             context.timer(start, self.number, timer);
         }
     }
@@ -205,10 +186,6 @@ impl Node {
                 self.push(context, ReportBody::JobSeen(seen));
             }
             Ok(Event::Report(body)) => self.push(context, body),
-            Ok(Event::Transfers { peer, samples }) => {
-                let now = self.instant(context.now());
-                self.links.transfers(peer, &samples, now);
-            }
             Ok(Event::Left) => {
                 let left = self.trainers.remove(&rank);
                 if let Some(JobSeen { job, rank, run, .. }) = left.and_then(|left| left.session.seen().cloned()) {
@@ -231,7 +208,6 @@ impl Node {
             Timer::Heartbeat(registration) => self.heartbeat(context, registration),
             Timer::Echo => self.echoes(context),
             Timer::Look => self.report_links(context),
-            Timer::Flows => self.look_at_flows(context),
             Timer::Deliver => self.deliver(context),
             Timer::Test(number) => self.look_at_test(context, number),
         }
@@ -454,55 +430,6 @@ impl Node {
         }
     }
 
-    // The job's own flows.
-
-    /// Lists the job's connections, or looks at those that are busy.
-    fn look_at_flows(&mut self, context: &mut NodeContext<'_>) {
-        let now = context.now();
-        if now >= self.flows.list_at {
-            self.flows.list_at = now + LIST_EVERY.as_secs_f64();
-            self.flows.ways = self.links.ways(self.instant(now));
-            let mut listed = Vec::new();
-            if !self.flows.ways.is_empty() {
-                let all = &context.connections.job[self.number];
-                listed = all.iter().map(|connection| (*connection, self.flow(context, *connection))).collect();
-                self.flows.looks.list(&mut listed, |(_, flow)| flow);
-            }
-            self.flows.busy = listed.into_iter().map(|(connection, _)| connection).collect();
-        }
-        let mut flows: Vec<Flow> = Vec::with_capacity(self.flows.busy.len());
-        for at in 0..self.flows.busy.len() {
-            flows.push(self.flow(context, self.flows.busy[at]));
-        }
-        let mut pause = flexcomm_agent::parts::LATER;
-        if flows.iter().any(|flow| flow.job) {
-            let clock = self.clock(now);
-            let Look { pieces, pause: next } = self.flows.looks.look(clock, &mut flows, &self.flows.ways);
-            let at = self.instant(now);
-            for piece in pieces {
-                context.spent.flow_samples +=
-                    self.links.transfers(piece.peer, &[(piece.bytes, piece.seconds)], at) as u64;
-            }
-            pause = next;
-        }
-        context.timer(now + pause.as_secs_f64(), self.number, Timer::Flows);
-    }
-
-    /// What the kernel counts of a connection of the job.
-    fn flow(&mut self, context: &NodeContext<'_>, JobConnection { id, peer }: JobConnection) -> Flow {
-        let counted = context.network.tcp_info(id);
-        let least = self.flows.least_s.entry(id).or_insert(f64::INFINITY);
-        *least = least.min(counted.path_s);
-        Flow {
-            id: id as u64,
-            peer: address(peer),
-            job: self.flows.ways.contains_key(&address(peer)),
-            acked: counted.sent as u64,
-            rtt_s: counted.round_trip_s,
-            path_s: *least,
-        }
-    }
-
     // Throughput tests.
 
     /// Takes a grant that was received just now.
@@ -529,10 +456,8 @@ impl Node {
 
     fn begin_test(&mut self, context: &mut NodeContext<'_>, grant: ThroughputGrant, prepared: Prepared) {
         let Prepared { peer, plan, held } = prepared;
-        let at = self.instant(context.now());
         let Some(server) = node_at(peer.addr) else { return };
         let Some(mut connections) = connections(self.number, server, context) else { return };
-        self.links.test_begins(&peer.node, at);
         self.tests += 1;
         let test = Test::begin(self.tests, plan, &mut connections);
         self.running = Some(Running { test, grant, held, peer: server });
@@ -570,8 +495,8 @@ impl Node {
 
     fn end_test(&mut self, context: &mut NodeContext<'_>, outcome: &Outcome) {
         let Some(Running { grant, held, .. }) = self.running.take() else { return };
-        let (report, now) = (grant::report(&grant, outcome, None), self.instant(context.now()));
-        grant::settle(&report, held, &mut self.links, &mut self.account, now);
+        let report = grant::report(&grant, outcome, None);
+        grant::settle(&report, held, &mut self.links, &mut self.account);
         context.spent.test_bytes += report.bytes as f64;
         self.push(context, ReportBody::Throughput(report));
         self.next_test(context);

@@ -26,6 +26,7 @@ fn hello(rank: u32, world: u32) -> ReportBody {
         gradient_values: 10,
         buckets: Vec::new(),
         momentum: None,
+        machine: None,
         policy: None,
         backend: "x".into(),
         codecs: vec![],
@@ -75,7 +76,7 @@ async fn buckets_that_a_rank_says_later_are_the_jobs() {
 }
 
 #[tokio::test]
-async fn the_last_two_tests_of_a_link_are_known_whoever_made_them() {
+async fn the_newest_test_of_a_link_by_each_of_its_ends_is_known() {
     let (store, _dir) = scratch().await;
     for name in ["a", "b"] {
         registered(&store, name).await;
@@ -97,11 +98,14 @@ async fn the_last_two_tests_of_a_link_are_known_whoever_made_them() {
     };
     send(&store, ("a", 1), test("b", 9e7, 8e7, false), &["a", "b"]).await;
     send(&store, ("b", 1), test("a", 3e6, 4e6, true), &["a", "b"]).await;
-    let found = |t: &TestRow| (t.bandwidth_bps, t.is_lower_bound, t.previous_bps);
-    assert_eq!(found(&store.link_tests().await.unwrap()[0]), (4e6, false, Some(9e7)), "a to b");
-    assert_eq!(found(&store.link_tests().await.unwrap()[1]), (3e6, true, Some(8e7)), "b to a");
+    assert!(store.link_tests().await.unwrap()[3].is_lower_bound);
     send(&store, ("b", 2), test("a", 2e6, 1e6, false), &["a", "b"]).await;
-    assert_eq!(found(&store.link_tests().await.unwrap()[1]), (2e6, false, None), "a bound outweighs nothing");
+    let found = |t: &TestRow| (t.src.to_string(), t.reporter.to_string(), t.bandwidth_bps, t.is_lower_bound);
+    let stored: Vec<_> = store.link_tests().await.unwrap().iter().map(found).collect();
+    let exact = [("a", "a", 9e7), ("a", "b", 1e6), ("b", "a", 8e7), ("b", "b", 2e6)];
+    let mut expected = exact.map(|(src, reporter, bps)| (src.to_owned(), reporter.to_owned(), bps, false)).to_vec();
+    expected.push(("b".to_owned(), "b".to_owned(), 3e6, true));
+    assert_eq!(stored, expected, "a bound replaces no test that was none");
 }
 
 /// Links of a batch are stored together, and what is kept in memory of them is what is stored; one whose peer nobody knows
@@ -117,9 +121,6 @@ async fn links_that_are_kept_are_those_that_are_stored() {
         latency_us,
         latency_confidence: 1.0 / 3.0,
         latency_age_ms: 0.1,
-        bandwidth_bps: (latency_us > 150.0).then_some(1e9 / 3.0),
-        bandwidth_confidence: 0.7,
-        bandwidth_age_ms: 1e-3,
         jitter_us: 0.0,
         loss_out: 0.0,
         loss_back: 0.1,

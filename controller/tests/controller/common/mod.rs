@@ -8,7 +8,7 @@ use flexcomm_optimizer::PolicyConfig;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_wire::{
     AppliedReport, CodecInfo, JobSeen, LinkReport, Orders, PROTOCOL, Register, Report, ReportAck, ReportBatch,
-    ReportBody, StepRecord, StepsReport, ThroughputGrant, ThroughputReport, TrialOrder, TrialOutcome, TrialReport,
+    ReportBody, StepRecord, StepsReport, ThroughputReport, TrialOrder, TrialOutcome, TrialReport,
 };
 use reqwest::{Client, Response, StatusCode};
 use serde::de::DeserializeOwned;
@@ -216,9 +216,6 @@ impl Agent {
             latency_us: network.latency_us,
             latency_confidence: 0.95,
             latency_age_ms: 3.0,
-            bandwidth_bps: Some(network.bandwidth_bps),
-            bandwidth_confidence: 0.9,
-            bandwidth_age_ms: 10.0,
             jitter_us: 5.0,
             loss_out: 0.0,
             loss_back: 0.0,
@@ -226,26 +223,16 @@ impl Agent {
         })
     }
 
+    /// The latency of a link, and a throughput test of it that ended earlier.
+    pub fn measured(&self, peer: &str, network: Network) -> [ReportBody; 2] {
+        [self.link(peer, network), tested(0, node(peer), Some(network.bandwidth_bps), 1 << 20)]
+    }
+
     /// Throughput tests that new orders grant, as they end on such a network; without one they fail.
     pub fn tests(&mut self, orders: &Orders, network: Option<Network>) -> Vec<ReportBody> {
         let bps = network.map(|network| network.bandwidth_bps);
         let new = orders.grants.iter().filter(|grant| self.granted.insert(grant.id));
-        let done = |grant: &ThroughputGrant| {
-            ReportBody::Throughput(ThroughputReport {
-                grant: grant.id,
-                peer: grant.peer.clone(),
-                out_bps: bps,
-                back_bps: bps,
-                out_is_lower_bound: false,
-                back_is_lower_bound: false,
-                bytes: bps.map_or(0, |_| grant.budget_bytes),
-                out_bytes: None,
-                took_us: None,
-                cpu_us: None,
-                error: bps.is_none().then(|| "no connection".to_owned()),
-            })
-        };
-        new.map(done).collect()
+        new.map(|grant| tested(grant.id, grant.peer.clone(), bps, grant.budget_bytes)).collect()
     }
 
     pub fn hello(&self) -> ReportBody {
@@ -271,6 +258,7 @@ impl Agent {
             gradient_values: VALUES,
             buckets: Vec::new(),
             momentum: None,
+            machine: None,
             policy: None,
             backend: "lab-tcp".into(),
             codecs: compressors.iter().map(codec).collect(),
@@ -326,4 +314,20 @@ impl Agent {
             shadow_us: None,
         })
     }
+}
+
+fn tested(grant: u64, peer: NodeName, bps: Option<f64>, bytes: u64) -> ReportBody {
+    ReportBody::Throughput(ThroughputReport {
+        grant,
+        peer,
+        out_bps: bps,
+        back_bps: bps,
+        out_is_lower_bound: false,
+        back_is_lower_bound: false,
+        bytes: bps.map_or(0, |_| bytes),
+        out_bytes: None,
+        took_us: None,
+        cpu_us: None,
+        error: bps.is_none().then(|| "no connection".to_owned()),
+    })
 }

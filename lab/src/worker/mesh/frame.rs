@@ -15,9 +15,7 @@
 //! Frames of the control group come between those of exchanges, sooner than they are asked for: they are kept.
 
 use super::MeshError;
-use super::piece::{Piece, PieceWatch};
 use flexcomm_domain::Rank;
-use std::time::Instant;
 
 /// Bytes of a frame before its payload.
 pub const FRAME_HEAD: usize = 28;
@@ -175,13 +173,12 @@ pub struct Incoming {
     pub(super) early: Vec<Vec<u8>>,
     /// Of the stage's buffer.
     got: usize,
-    piece: PieceWatch,
 }
 
 impl Incoming {
     fn of(peer: Rank, expected: Expected, body: Vec<u8>) -> Self {
-        let (control, early, piece) = Default::default();
-        Self { peer, expected, stage: Stage::Head, head: [0; FRAME_HEAD], body, control, early, got: 0, piece }
+        let (control, early) = Default::default();
+        Self { peer, expected, stage: Stage::Head, head: [0; FRAME_HEAD], body, control, early, got: 0 }
     }
 
     /// A part of an exchange; `body` has exactly the length that must arrive.
@@ -214,16 +211,6 @@ impl Incoming {
         self.head[24] != 0
     }
 
-    /// What its arrival says about the link, if it was an even stream.
-    pub fn piece(&self) -> Option<Piece> {
-        self.piece.piece().filter(|_| self.done())
-    }
-
-    /// There is nothing more to read for now.
-    pub(super) fn drained(&mut self) {
-        self.piece.drained(Instant::now());
-    }
-
     pub(super) fn done(&self) -> bool {
         self.stage == Stage::Done
     }
@@ -240,7 +227,6 @@ impl Incoming {
     /// `n` bytes were read into the space.
     pub(super) fn advance(&mut self, n: usize) -> Result<(), MeshError> {
         self.got += n;
-        self.piece.read(n, Instant::now());
         // A stage whose buffer is empty is passed through at once.
         while !self.done() && self.space().is_empty() {
             self.got = 0;
@@ -260,7 +246,6 @@ impl Incoming {
             return Stage::Done;
         }
         self.early.push(control);
-        self.piece = PieceWatch::default();
         Stage::Head
     }
 

@@ -7,7 +7,6 @@
 mod clock;
 mod connect;
 mod frame;
-mod piece;
 
 pub use frame::{FRAME_HEAD, Incoming, Outgoing, Stamp, Tag};
 
@@ -187,7 +186,7 @@ impl Mesh {
     }
 
     /// Where a rank is; none for this one.
-    pub fn addr(&self, rank: Rank) -> Option<SocketAddr> {
+    fn addr(&self, rank: Rank) -> Option<SocketAddr> {
         self.peers.get(rank.index())?.as_ref().map(|peer| peer.addr)
     }
 
@@ -340,10 +339,7 @@ impl Mesh {
                     moved = true;
                     frame.advance(n)?;
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    frame.drained();
-                    break;
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(peer.lost(&error.to_string())),
             }
