@@ -14,10 +14,13 @@
 //! in force takes what it takes. A network that was there before is recognised ([`crate::networks`]): by its latency, or by what steps take
 //! where its latency is that of the one that is over.
 
+mod deviations;
+
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
 use crate::networks::{self, Network, Networks};
 use crate::step::{Cost, Costs, Shape};
+use deviations::Deviation;
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -88,14 +91,6 @@ const KNOWN_SD: f64 = 0.3;
 const CHANGE: f64 = 4.0;
 /// Steps of a network that is back take what they took, within this, in logarithms.
 const FITS: f64 = 0.15;
-/// About a collective that takes another time on the same network, in logarithms.
-const DEVIATES_SD: f64 = 1.5;
-/// What it was found to take then counts for so long, seconds: most causes pass. Twice as long each time that it is found again.
-const DEVIATES_S: f64 = 60.0;
-const MOST_DEVIATES_S: f64 = 3600.0;
-/// It deviates no longer where it is within so many of a collective's standard deviations.
-const USUAL: f64 = 2.0;
-
 #[expect(clippy::large_enum_variant, reason = "a job has some dozens")]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 enum Key {
@@ -133,17 +128,6 @@ enum Cause {
     },
     /// Tests have found the network as it was: the collective.
     Collective,
-}
-
-/// A collective that took another time than believed, on a network that had not changed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Deviation {
-    collective: Collective,
-    /// Seconds in which what it was found to take falls to 1/e of its difference from what is usual.
-    lasts_s: f64,
-    /// Whether the newest steps ran it: then they show what it takes.
-    #[serde(default)]
-    runs: bool,
 }
 
 /// Where waits were seen.
@@ -219,21 +203,7 @@ impl Exchange {
                 Key::Up(_) | Key::Down(_) => self.joint.widen(at, NIC_WALK * seconds),
             }
         }
-        for deviation in self.deviations.iter().filter(|deviation| !deviation.runs) {
-            if let Some(at) = self.joint.find(&Key::Collective(deviation.collective)) {
-                self.joint.revert(at, OF_COLLECTIVE, (-seconds / deviation.lasts_s).exp());
-            }
-        }
-    }
-
-    /// A collective takes another time than believed: what was known of it does not hold.
-    fn deviates(&mut self, collective: Collective) {
-        let at = self.joint.place(&Key::Collective(collective), OF_COLLECTIVE);
-        self.joint.forget(at, DEVIATES_SD);
-        match self.deviations.iter_mut().find(|deviation| deviation.collective == collective) {
-            Some(deviation) => deviation.lasts_s = (2.0 * deviation.lasts_s).min(MOST_DEVIATES_S),
-            None => self.deviations.push(Deviation { collective, lasts_s: DEVIATES_S, runs: false }),
-        }
+        self.revert_deviations(seconds);
     }
 
     /// What it tells of a later run of the same job: how its collectives behave, and nothing of the network.
@@ -308,15 +278,6 @@ impl Exchange {
         let latency = self.settled.filter(|_| is_known)?;
         let [_, bandwidth] = self.network();
         Some(Network { latency, bandwidth: self.joint.of(bandwidth) })
-    }
-
-    /// No collective deviates any longer: those that did take what is usual, as far as is known.
-    fn forget_deviations(&mut self) {
-        for deviation in std::mem::take(&mut self.deviations) {
-            if let Some(at) = self.joint.find(&Key::Collective(deviation.collective)) {
-                self.joint.revert(at, OF_COLLECTIVE, 0.0);
-            }
-        }
     }
 
     /// It is another from now on, on which collectives that deviated may take what is usual again.
@@ -551,16 +512,6 @@ impl Exchange {
         if self.confirmed && self.knows_network() {
             self.waited(std::slice::from_ref(of), &vec![0; shape.shares().len()], shape, seen, Source::Trial);
         }
-    }
-
-    /// Of these collectives, those that were just seen to take what is usual are no longer deviation.
-    fn end_deviations(&mut self, seen: &BTreeSet<Collective>) {
-        let joint = &self.joint;
-        let is_usual = |deviation: &Deviation| {
-            let at = joint.find(&Key::Collective(deviation.collective));
-            at.is_none_or(|at| (joint.of(at).mean - OF_COLLECTIVE.mean).abs() < USUAL * OF_COLLECTIVE.sd)
-        };
-        self.deviations.retain(|deviation| !(seen.contains(&deviation.collective) && is_usual(deviation)));
     }
 
     /// Whether steps wait for so long on any network, however slow or fast; `logarithm` of what they wait, by the values of all quantities.
