@@ -449,8 +449,9 @@ mod tests {
             });
             s["memory"]["links_at"] = json!(1);
             s["memory"]["beliefs"]["changes"]["last"] = json!(2);
+            s["memory"]["beliefs"]["exchange"]["cause"] = json!({ "Network": { "before": 0.0, "same": [] } });
         }));
-        assert_eq!(moved.differences[0], "changed: nothing -> bandwidth rose from 100 Mbit/s to 996 Mbit/s");
+        assert_eq!(moved.differences[0], "changed: nothing -> steps show that the network has changed");
     }
 
     /// A last bit of a number is no difference, a microsecond of a time is one.
