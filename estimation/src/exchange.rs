@@ -256,6 +256,7 @@ impl Exchange {
         let far = self.is_far((latency, LATENCY_SD));
         if far {
             self.cause = Cause::None;
+            self.forget_deviations();
             self.leave(known);
             (self.left, self.settled) = (None, self.settled.filter(|_| is_settled));
             self.joint.forget(latency, UNKNOWN_SD);
@@ -280,9 +281,8 @@ impl Exchange {
         Some(Network { latency, bandwidth: self.joint.of(bandwidth) })
     }
 
-    /// It is another from now on, on which collectives that deviated may take what is usual again.
+    /// It is another from now on.
     fn leave(&mut self, known: Option<Network>) {
-        self.forget_deviations();
         if let Some(known) = known {
             self.networks.remember(known);
         }
@@ -340,6 +340,7 @@ impl Exchange {
         let far = self.joint.is_far(&row, seen, CHANGE);
         if far {
             let known = self.network_now();
+            self.forget_deviations();
             self.leave(known);
             self.joint.forget(common, UNKNOWN_SD);
             for at in [up, down] {
@@ -362,6 +363,7 @@ impl Exchange {
         }
         if slower_by.abs() > CHANGE * BANDWIDTH_SD {
             self.cause = Cause::None;
+            self.forget_deviations();
             return;
         }
         for node in [from, to] {
@@ -450,11 +452,18 @@ impl Exchange {
             return false;
         }
         let collectives: BTreeSet<Collective> = of.iter().map(|(strategy, _)| strategy.collective()).collect();
-        let is_deviating = self.deviations.iter().any(|deviation| collectives.contains(&deviation.collective));
-        // One that deviates takes another time again sooner than the network is another.
+        // One that deviated takes what is usual again.
+        let is_usual_again = || {
+            let mut at = self.joint.means();
+            let deviating = |of: &Of| self.deviations.iter().any(|deviation| deviation.collective == of.0.collective());
+            let deviating: Vec<usize> =
+                places.iter().zip(of).filter(|(_, of)| deviating(of)).map(|(place, _)| place.collective).collect();
+            deviating.iter().for_each(|place| at[*place] = OF_COLLECTIVE.mean);
+            !deviating.is_empty() && (logarithm(&at) - seen.mean).abs() < CHANGE * seen.sd.hypot(OF_COLLECTIVE.sd)
+        };
         let is_collective = || {
             let explained = self.explains(&places[0], &logarithm, seen.mean);
-            of_trial || is_deviating || self.cause == Cause::Collective || !explained
+            of_trial || self.cause == Cause::Collective || !explained || is_usual_again()
         };
         let collective = far && is_collective();
         // Until latencies have been measured anew it is one change, however far off steps still are.
