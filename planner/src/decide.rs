@@ -57,6 +57,12 @@ pub fn decide(snapshot: &Snapshot, now: Timestamp, rng: &mut (impl RngCore + ?Si
     }
 }
 
+/// The step that the links of a snapshot claim for the strategy in force, where its newest steps show a network that is far faster; see
+/// [`Report::contradicted_s`].
+pub fn contradicted(snapshot: &Snapshot) -> Option<Seconds> {
+    snapshot.check().ok().and_then(|()| Beliefs::contradicted(snapshot))
+}
+
 /// The state of one call.
 struct Call<'a> {
     s: &'a Snapshot,

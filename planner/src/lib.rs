@@ -63,7 +63,7 @@ mod words;
 pub use candidates::{Allowed, AllowedError, LeftOut, NOT_EMPTY};
 pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
-pub use decide::decide;
+pub use decide::{contradicted, decide};
 pub use flexcomm_optimizer::PolicyConfig;
 pub use loss::LossWatch;
 pub use memory::Memory;
