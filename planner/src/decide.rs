@@ -578,7 +578,7 @@ impl<'a> Call<'a> {
             }
             None => {}
         }
-        if self.knows_network {
+        if self.knows_network || self.memory.links.is_none() {
             (self.memory.links, self.memory.links_at) = (self.links, Some(self.now));
         }
         let followed = JobPolicy { pin: self.pin.cloned(), ..self.s.policy.clone() };

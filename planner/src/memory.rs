@@ -17,7 +17,7 @@ pub struct Memory {
     pub beliefs: Beliefs,
     /// From when the dwell time of the strategy in force counts.
     pub dwell_from: Option<Timestamp>,
-    /// The links as they were believed to be at the last change at which they were known.
+    /// The links as they were believed to be at the last change at which they were known, or at the first.
     pub links: Option<LinkSummary>,
     /// When that was.
     #[serde(skip_serializing_if = "Option::is_none")]

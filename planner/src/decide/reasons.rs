@@ -157,8 +157,8 @@ impl Call<'_> {
         let beliefs = &self.memory.beliefs;
         let (before, since) = self.memory.links.zip(self.memory.links_at)?;
         beliefs.changed_at().filter(|at| *at >= since)?;
-        if !self.knows_network {
-            return beliefs.network_suspected().then(|| "steps show that the network has changed".to_owned());
+        if !self.knows_network && beliefs.network_suspected() {
+            return Some("steps show that the network has changed".to_owned());
         }
         let moved = words::links_moved(&before, &self.links?);
         (!moved.is_empty()).then_some(moved)
