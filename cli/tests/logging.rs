@@ -164,22 +164,9 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     let socket = dir.path().join("run/agent.sock");
     let mut trainer = Trainer::connect(&socket);
     let job: flexcomm_domain::JobId = "j".parse().unwrap();
-    let hello = Hello {
-        protocol: PROTOCOL,
-        job: job.clone(),
-        run: None,
-        rank: 0,
-        world: 2,
-        gradient_values: 1,
-        buckets: Vec::new(),
-        momentum: None,
-        machine: None,
-        policy: None,
-        backend: "x".into(),
-        codecs: vec![],
-        collectives: vec!["dense-ring".into()],
-    };
-    trainer.send(&FromTrainer::Hello(hello.clone())).unwrap();
+    let collectives = vec!["dense-ring".into()];
+    let hello = Hello { collectives, ..Hello::new(job.clone(), (0, 2), 1, "x") };
+    trainer.send(&FromTrainer::Hello { protocol: PROTOCOL, hello: hello.clone() }).unwrap();
     let welcome = trainer.answer();
     assert!(matches!(welcome, ToTrainer::Welcome { .. }), "{welcome:?}");
     let orders = trainer.answer();
@@ -197,7 +184,8 @@ fn an_agent_takes_all(stderr_is_open: bool) {
     // dropped. Into a closed one every line is.
     for _ in 0..CONNECTIONS {
         let mut other = Trainer::connect(&socket);
-        other.send(&FromTrainer::Hello(Hello { rank: 1, ..hello.clone() })).unwrap();
+        let hello = Hello { rank: 1, ..hello.clone() };
+        other.send(&FromTrainer::Hello { protocol: PROTOCOL, hello }).unwrap();
         other.answer();
     }
     until("lines are dropped and counted, or wait", || {

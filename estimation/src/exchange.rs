@@ -421,6 +421,8 @@ impl Exchange {
         if !usable || !has_all || paths().all(|path| path.alpha_s + path.beta_s == 0.0) {
             return false;
         }
+        // A trial that finds what is expected leaves nothing behind: no factor of what steps have shown is given up for it.
+        let before_trial = (source == Source::Trial).then(|| self.joint.clone());
         for (strategy, _) in of {
             self.joint.place_among(&key_of(strategy), OF_ONE, |key| matches!(key, Key::One(..)), MOST_KNOWN);
         }
@@ -448,7 +450,8 @@ impl Exchange {
         let sd = self.joint.sum(&row).sd.hypot(seen.sd);
         let far = (seen.mean - expected).abs() > CHANGE * sd;
         let of_trial = source == Source::Trial;
-        if of_trial && !far {
+        if let Some(before) = before_trial.filter(|_| !far) {
+            self.joint = before;
             return false;
         }
         let collectives: BTreeSet<Collective> = of.iter().map(|(strategy, _)| strategy.collective()).collect();

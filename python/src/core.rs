@@ -11,7 +11,7 @@ use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::{CodecCost, Collective, Family, JobId, Strategy, default_compressors, further_compressors};
 use flexcomm_exchange::{Param, Shadows, layers};
 use flexcomm_trainer::{Client, LEAST_GAIN, machine_name, processor};
-use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
+use flexcomm_wire::{CodecInfo, Hello};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -185,21 +185,16 @@ impl Core {
             let costs = ordinal.map(|ordinal| measure(ordinal, &self.model)).unwrap_or_default();
             let codecs = Offered::new(candidates)?.codecs(&all, &costs);
             let mut session = self.lock();
+            let size = (session.rank.0, session.world);
+            // Buckets are known once DDP has rebuilt them: `Session::report_buckets`.
             let hello = Hello {
-                protocol: PROTOCOL,
-                job: session.job.clone(),
                 run: session.run,
-                rank: session.rank.0,
-                world: session.world,
-                gradient_values: all.values() as u64,
-                // Known once DDP has rebuilt them: `Session::report_buckets`.
-                buckets: Vec::new(),
                 momentum,
                 policy,
                 machine: machine.and_then(machine_name).or_else(processor),
-                backend,
                 codecs,
                 collectives,
+                ..Hello::new(session.job.clone(), size, all.values() as u64, backend)
             };
             session.reporter.connect(Client::start(&socket, hello)?);
             Ok(())

@@ -15,9 +15,7 @@ use flexcomm_trainer::MESSAGE_BYTES;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job::Token;
 use flexcomm_truth::network::{Network, NetworkEvent};
-use flexcomm_wire::{
-    DecisionOrder, FromTrainer, Hello, JobOrders, JobSeen, ReportBody, StepRecord, TrialOrder, TrialReport,
-};
+use flexcomm_wire::{DecisionOrder, FromTrainer, Hello, JobOrders, ReportBody, StepRecord, TrialOrder, TrialReport};
 use std::sync::Arc;
 
 const WORLD: usize = 3;
@@ -232,12 +230,11 @@ fn what_trainers_say_passes_the_checks_of_the_wire_and_is_the_same_each_time() {
     let mut params: Vec<_> = buckets(&Model::Convolutional.network()).into_iter().flat_map(|b| b.params).collect();
     params.sort_by_key(|param| param.id);
     let layers = flexcomm_exchange::layers(&params).unwrap();
-    for hello in recorder.hellos.iter().cloned() {
+    for hello in &recorder.hellos {
         assert_eq!(hello.gradient_values, 143_180);
-        let seen = JobSeen::from(hello);
-        seen.check().unwrap();
-        assert!(seen.codecs.iter().any(|codec| codec.compressor == "topk(k=*)+ef(vanilla)"));
-        for codec in &seen.codecs {
+        hello.check().unwrap();
+        assert!(hello.codecs.iter().any(|codec| codec.compressor == "topk(k=*)+ef(vanilla)"));
+        for codec in &hello.codecs {
             let own = Sizes::codec(codec.compressor.parse().unwrap(), &layers);
             assert_eq!(codec.header_bytes, own.header_bytes, "{}: headers do not grow", codec.compressor);
         }

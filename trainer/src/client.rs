@@ -3,7 +3,7 @@
 //! A training step only ever puts a message into the queue and looks whether there are new orders.
 
 use crate::orders::OrdersSlot;
-use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, ToTrainer, check_buckets};
+use flexcomm_wire::{AppliedReport, FromTrainer, Hello, MAX_LINE, PROTOCOL, ToTrainer, check_buckets};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -302,7 +302,7 @@ impl Link {
         stream.set_write_timeout(Some(IO_TIMEOUT))?;
         stream.set_read_timeout(Some(IO_TIMEOUT))?;
         self.hello.buckets.clone_from(&self.shared.lock().buckets);
-        write_line(&stream, &FromTrainer::Hello(self.hello.clone()))?;
+        write_line(&stream, &FromTrainer::Hello { protocol: PROTOCOL, hello: self.hello.clone() })?;
         let mut lines = BufReader::new(stream.try_clone()?);
         match serde_json::from_slice(&read_line(&mut lines)?).map_err(Error::from)? {
             ToTrainer::Refused { reason } => return Err(End::Refused(reason)),
@@ -426,21 +426,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn hello() -> Hello {
-        Hello {
-            protocol: PROTOCOL,
-            job: JobId::new("j").unwrap(),
-            run: None,
-            rank: 0,
-            world: 1,
-            gradient_values: 1,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "lab-tcp".into(),
-            codecs: vec![],
-            collectives: vec![],
-        }
+        Hello::new(JobId::new("j").unwrap(), (0, 1), 1, "lab-tcp")
     }
 
     fn applied(version: u64) -> FromTrainer {
@@ -452,16 +438,11 @@ mod tests {
         let record = StepRecord {
             step: 1,
             compute_us: 1.0,
-            comp_us: 0.0,
             sync_us: 1.0,
-            wait_us: None,
             step_us: 2.0,
             bytes_sent: 1,
             gain: 1.0,
-            energy: None,
-            bucket_energies: Vec::new(),
-            loss: None,
-            accuracy: None,
+            ..StepRecord::default()
         };
         let (job, strategy) = (JobId::new("j").unwrap(), flexcomm_domain::Strategy::DENSE_RING.into());
         FromTrainer::Steps(StepsReport { job, rank: 0, version: 0, strategy, steps: vec![record; count] })
@@ -477,7 +458,7 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(SOON)).unwrap();
             let mut agent = Self { lines: BufReader::new(stream), greeted: hello() };
-            let Some(FromTrainer::Hello(hello)) = agent.next() else { panic!("no hello") };
+            let Some(FromTrainer::Hello { hello, .. }) = agent.next() else { panic!("no hello") };
             agent.greeted = hello;
             agent
         }

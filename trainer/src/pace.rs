@@ -52,20 +52,7 @@ pub(crate) mod tests {
 
     /// A step of a microsecond.
     pub(crate) fn record(step: u64) -> StepRecord {
-        StepRecord {
-            step,
-            compute_us: 1.0,
-            comp_us: 0.0,
-            sync_us: 0.0,
-            wait_us: None,
-            step_us: 1.0,
-            bytes_sent: 0,
-            gain: 1.0,
-            energy: None,
-            bucket_energies: Vec::new(),
-            loss: None,
-            accuracy: None,
-        }
+        StepRecord { step, compute_us: 1.0, step_us: 1.0, gain: 1.0, ..StepRecord::default() }
     }
 
     fn steps(step_us: f64, count: u64) -> Vec<StepRecord> {

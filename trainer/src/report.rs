@@ -131,21 +131,7 @@ mod tests {
         let path = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let job = JobId::new("j").unwrap();
-        let hello = Hello {
-            protocol: PROTOCOL,
-            job: job.clone(),
-            run: None,
-            rank: 2,
-            world: 3,
-            gradient_values: 1,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "lab-tcp".into(),
-            codecs: vec![],
-            collectives: vec![],
-        };
+        let hello = Hello::new(job.clone(), (2, 3), 1, "lab-tcp");
         let mut reporter = Reporter::new(job, Rank(2));
         reporter.connect(Client::start(&path, hello).unwrap());
         let (mut stream, _) = listener.accept().unwrap();
@@ -155,7 +141,7 @@ mod tests {
         let lines = BufReader::new(stream).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
         let mut received: Vec<FromTrainer> = lines.collect();
         assert!(
-            matches!(received.first(), Some(FromTrainer::Hello(_))) && received.pop() == Some(FromTrainer::Bye),
+            matches!(received.first(), Some(FromTrainer::Hello { .. })) && received.pop() == Some(FromTrainer::Bye),
             "{received:?}"
         );
         received.split_off(1)

@@ -5,7 +5,7 @@ use flexcomm_domain::{Bandwidth, CodecBytes, Collective, Invalid, Plan, Strategy
 use std::ops::RangeInclusive;
 
 use crate::{
-    AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, MAX_CANDIDATES, MAX_ENERGY, MAX_HOSTS, MAX_INTEGER,
+    AppliedReport, Heartbeat, Hello, HostSeen, LinkReport, MAX_CANDIDATES, MAX_ENERGY, MAX_HOSTS, MAX_INTEGER,
     MAX_LOSS, MAX_STEPS, MAX_TEXT, PathReport, ReportBody, ShapeReport, StepRecord, StepsReport, StrategyWire,
     ThroughputReport, TrialOutcome, TrialReport,
 };
@@ -135,7 +135,7 @@ impl ReportBody {
     }
 }
 
-impl JobSeen {
+impl Hello {
     /// Checks every value.
     pub fn check(&self) -> Result<(), BadValue> {
         let Self { rank, world, gradient_values, buckets, momentum, policy, machine, codecs, collectives, .. } = self;
@@ -315,14 +315,10 @@ mod tests {
             compute_us: 1.0,
             comp_us: 1.0,
             sync_us: 1.0,
-            wait_us: None,
             step_us: 3.0,
             bytes_sent: 1,
             gain: 1.0,
-            energy: None,
-            bucket_energies: Vec::new(),
-            loss: None,
-            accuracy: None,
+            ..StepRecord::default()
         }
     }
 
@@ -364,21 +360,9 @@ mod tests {
         assert!(steps(vec![]).check().is_err());
     }
 
-    fn job_seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> JobSeen {
-        JobSeen {
-            run: None,
-            job: JobId::new("j").unwrap(),
-            rank: 0,
-            world: 2,
-            gradient_values: 1000,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "gloo".into(),
-            codecs,
-            collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
-        }
+    fn job_seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> Hello {
+        let collectives = collectives.iter().map(|c| (*c).to_owned()).collect();
+        Hello { codecs, collectives, ..Hello::new(JobId::new("j").unwrap(), (0, 2), 1000, "gloo") }
     }
 
     fn seen(codecs: Vec<CodecInfo>, collectives: &[&str]) -> Checked {
@@ -387,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_momentum_that_no_optimizer_has_is_rejected() {
-        let with = |momentum| JobSeen { momentum: Some(momentum), ..job_seen(vec![], &["dense-ring"]) }.check();
+        let with = |momentum| Hello { momentum: Some(momentum), ..job_seen(vec![], &["dense-ring"]) }.check();
         assert_eq!((with(0.0), with(0.999)), (Ok(()), Ok(())));
         for bad in [1.0, -0.1, f64::NAN, f64::INFINITY] {
             assert!(with(bad).unwrap_err().0.contains("momentum"), "{bad}");
@@ -397,14 +381,14 @@ mod tests {
     #[test]
     fn a_policy_has_a_limit_and_is_otherwise_the_controllers_to_judge() {
         let with =
-            |policy: serde_json::Value| JobSeen { policy: Some(policy), ..job_seen(vec![], &["dense-ring"]) }.check();
+            |policy: serde_json::Value| Hello { policy: Some(policy), ..job_seen(vec![], &["dense-ring"]) }.check();
         assert_eq!(with(serde_json::json!({ "of a later release": [1] })), Ok(()));
         assert!(with("x".repeat(MAX_POLICY).into()).unwrap_err().0.contains("allowed are 8192"));
     }
 
     #[test]
     fn buckets_make_up_the_gradient() {
-        let with = |buckets: &[u64]| JobSeen { buckets: buckets.to_vec(), ..job_seen(vec![], &["dense-ring"]) }.check();
+        let with = |buckets: &[u64]| Hello { buckets: buckets.to_vec(), ..job_seen(vec![], &["dense-ring"]) }.check();
         assert_eq!((with(&[]), with(&[1000]), with(&[1, 999])), (Ok(()), Ok(()), Ok(())));
         for (buckets, why) in [
             (&[1, 998][..], "the buckets have 999 values, and gradient_values is 1000: they must be the same"),

@@ -14,12 +14,12 @@ mod trainer;
 pub use check::{BadValue, MAX_NAME, check_buckets};
 pub use orders::{DecisionOrder, EchoPeer, JobOrders, Orders, ProbePlan, ShapeOrder, ThroughputGrant, TrialOrder};
 pub use reports::{
-    AppliedReport, Heartbeat, HostSeen, JobSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report,
+    AppliedReport, Heartbeat, Hello, HostSeen, LinkReport, PathReport, RefusedRun, Register, Registered, Report,
     ReportAck, ReportBatch, ReportBody, ShapeReport, StepRecord, StepsReport, ThroughputReport, TrialOutcome,
     TrialReport,
 };
 pub use strategy::StrategyWire;
-pub use trainer::{CodecInfo, CodecTimes, FromTrainer, Hello, ToTrainer};
+pub use trainer::{CodecInfo, CodecTimes, FromTrainer, ToTrainer};
 
 /// Version of everything in this crate. A peer with another version is refused with both numbers named.
 pub const PROTOCOL: u32 = 3;

@@ -126,7 +126,7 @@ pub enum ReportBody {
     /// The hops to a peer changed.
     Path(PathReport),
     /// A trainer said hello.
-    JobSeen(JobSeen),
+    JobSeen(Hello),
     /// A trainer left.
     JobLeft {
         /// Which job.
@@ -232,9 +232,9 @@ pub struct PathReport {
     pub hops: Vec<Option<IpAddr>>,
 }
 
-/// A trainer's hello, as its agent passes it on.
+/// What a trainer says of its rank before all else, and its agent passes on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobSeen {
+pub struct Hello {
     /// Which job.
     pub job: JobId,
     /// Which run of the job; absent from trainers older than run ids.
@@ -247,7 +247,7 @@ pub struct JobSeen {
     /// Values in the fused gradient; M is 4 times that for fp32.
     pub gradient_values: u64,
     /// Values in each of the buckets that the gradient is sent in, in the order in which backward has them ready; empty where the trainer
-    /// does not tell: the gradient is fused.
+    /// does not tell, or not yet: [`crate::FromTrainer::Buckets`]. Then the gradient counts as fused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
     /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
@@ -270,8 +270,28 @@ pub struct JobSeen {
     pub collectives: Vec<String>,
 }
 
+impl Hello {
+    /// Of rank r of N, with a gradient of so many values in one bucket, that neither compresses nor exchanges anything.
+    pub fn new(job: JobId, (rank, world): (u32, u32), gradient_values: u64, backend: impl Into<String>) -> Self {
+        Self {
+            job,
+            run: None,
+            rank,
+            world,
+            gradient_values,
+            buckets: Vec::new(),
+            momentum: None,
+            policy: None,
+            machine: None,
+            backend: backend.into(),
+            codecs: Vec::new(),
+            collectives: Vec::new(),
+        }
+    }
+}
+
 /// What one training step cost on one rank.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Step number within the job.
     pub step: u64,
@@ -297,7 +317,7 @@ pub struct StepRecord {
     /// from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<f64>,
-    /// ‖g_b‖² of this rank's gradient before error feedback in each bucket, as [`JobSeen::buckets`] lists them, at some of the steps;
+    /// ‖g_b‖² of this rank's gradient before error feedback in each bucket, as [`Hello::buckets`] lists them, at some of the steps;
     /// each at most [`crate::MAX_ENERGY`]. Empty at the others, where they are not known, and from older trainers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bucket_energies: Vec<f64>,

@@ -1,83 +1,9 @@
 //! Trainer and agent on one node: JSON lines over a Unix socket.
 
-use flexcomm_domain::{CodecBytes, CodecCost, Family, IndexBytes, Invalid, JobId, NodeName, RunId};
+use flexcomm_domain::{CodecBytes, CodecCost, Family, IndexBytes, Invalid, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedReport, JobOrders, JobSeen, StepsReport, TrialReport};
-
-/// A trainer's first line.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Hello {
-    /// Must equal [`crate::PROTOCOL`].
-    pub protocol: u32,
-    /// Which job.
-    pub job: JobId,
-    /// Which run of the job; absent from trainers older than run ids.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run: Option<RunId>,
-    /// This trainer's rank.
-    pub rank: u32,
-    /// N.
-    pub world: u32,
-    /// Values in the fused gradient.
-    pub gradient_values: u64,
-    /// Values in each of the buckets that the gradient is sent in, in the order in which backward has them ready; empty where the trainer
-    /// does not tell, or not yet: [`FromTrainer::Buckets`]. Then the gradient counts as fused.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub buckets: Vec<u64>,
-    /// Momentum of the optimizer, at least 0 and below 1 (of Adam the first moment's decay): what a gradient that arrives late costs
-    /// hangs on it. Absent where the trainer cannot tell, and from older trainers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub momentum: Option<f64>,
-    /// What the training script set for the job, as `PUT /api/v1/jobs/{id}/policy` takes it ([`crate::api::JobPolicy`]); absent where it
-    /// set nothing, and from older trainers. Agents hand it on as it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<serde_json::Value>,
-    /// What it computes on, for example `NVIDIA H200`: a GPU's name, else the processor's. Absent where it is not known, and from older
-    /// trainers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<String>,
-    /// What moves the bytes.
-    pub backend: String,
-    /// The compressors it has.
-    pub codecs: Vec<CodecInfo>,
-    /// The collectives it can run.
-    pub collectives: Vec<String>,
-}
-
-impl From<Hello> for JobSeen {
-    fn from(hello: Hello) -> Self {
-        let Hello {
-            protocol: _,
-            job,
-            run,
-            rank,
-            world,
-            gradient_values,
-            buckets,
-            momentum,
-            policy,
-            machine,
-            backend,
-            codecs,
-            collectives,
-        } = hello;
-        Self {
-            job,
-            run,
-            rank,
-            world,
-            gradient_values,
-            buckets,
-            momentum,
-            policy,
-            machine,
-            backend,
-            codecs,
-            collectives,
-        }
-    }
-}
+use crate::{AppliedReport, Hello, JobOrders, StepsReport, TrialReport};
 
 /// A compressor a trainer has and what its messages weigh in a step: with k of n values (all, where it leaves none out) they
 /// have `header_bytes + indices + k * value_bytes` bytes; AR-Topk broadcasts `header_bytes + indices` and reduces
@@ -191,7 +117,13 @@ impl TryFrom<&CodecInfo> for CodecBytes {
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum FromTrainer {
     /// First line.
-    Hello(Hello),
+    Hello {
+        /// Must equal [`crate::PROTOCOL`].
+        protocol: u32,
+        /// Who it is.
+        #[serde(flatten)]
+        hello: Hello,
+    },
     /// The buckets of a rank that did not know them at its hello, or has others by now. Only to an agent that
     /// [takes it](ToTrainer::Welcome::takes_buckets).
     Buckets {
@@ -276,11 +208,12 @@ mod tests {
     /// What a trainer of a release without policies says, and what one that sets none says now.
     #[test]
     fn a_hello_without_a_policy_is_as_it_was() {
-        let text = r#"{"protocol":3,"job":"j","rank":0,"world":2,"gradient_values":10,"backend":"x","codecs":[],"collectives":[]}"#;
-        let hello: Hello = serde_json::from_str(text).unwrap();
-        assert_eq!((&hello.policy, serde_json::to_string(&hello).unwrap().as_str()), (&None, text));
+        let text = r#"{"kind":"hello","protocol":3,"job":"j","rank":0,"world":2,"gradient_values":10,"backend":"x","codecs":[],"collectives":[]}"#;
+        let FromTrainer::Hello { protocol, hello } = serde_json::from_str(text).unwrap() else { panic!("no hello") };
+        assert_eq!((protocol, &hello.policy), (3, &None));
+        assert_eq!(serde_json::to_string(&FromTrainer::Hello { protocol, hello }).unwrap(), text);
         let with = text.replace(r#""backend""#, r#""policy":{"later":1,"observe":true},"backend""#);
-        let hello: Hello = serde_json::from_str(&with).unwrap();
+        let hello: FromTrainer = serde_json::from_str(&with).unwrap();
         assert_eq!(serde_json::to_string(&hello).unwrap(), with, "with keys that this release does not know");
     }
 

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::reports::ReportLog;
 use flexcomm_domain::{JobId, NodeName};
-use flexcomm_wire::{JobOrders, JobSeen, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
+use flexcomm_wire::{Hello, JobOrders, MAX_LINE, PROTOCOL, RefusedRun, ReportBody, ToTrainer};
 use jobs::{Jobs, OrdersLine};
 use lines::{LineError, read_line};
 use names::Names;
@@ -159,7 +159,7 @@ impl Trainers {
     }
 
     /// Another run may not take the name of one whose ranks may come back: the controller takes them for here.
-    fn check_missing(&self, seen: &JobSeen) -> Result<(), String> {
+    fn check_missing(&self, seen: &Hello) -> Result<(), String> {
         let missing = lock(&self.missing);
         let mut others = missing.iter().filter(|other| other.job == seen.job && other.run != seen.run);
         match others.find_map(|other| other.run) {
@@ -174,7 +174,7 @@ impl Trainers {
     }
 
     /// Registers a rank, with its report to the controller if that finds room.
-    fn join(&self, seen: &JobSeen, peer: Peer, stream: &UnixStream) -> Result<Joined, String> {
+    fn join(&self, seen: &Hello, peer: Peer, stream: &UnixStream) -> Result<Joined, String> {
         let socket =
             stream.as_fd().try_clone_to_owned().map_err(|error| format!("failed to keep the socket: {error}"))?;
         let mut registry = lock(&self.registry);
@@ -196,7 +196,7 @@ impl Trainers {
     }
 
     /// A rank's connection has ended. At the agent's own end the rank stays where it was: it comes back to the next agent.
-    fn leave(&self, seen: &JobSeen, id: u64, end: &End) {
+    fn leave(&self, seen: &Hello, id: u64, end: &End) {
         if matches!(end, End::Stopped) {
             return;
         }
@@ -223,7 +223,7 @@ impl Trainers {
     }
 
     /// What a line of the connection `id` asks, after its hello.
-    async fn handle(&self, event: Event, from: Option<&JobSeen>, id: u64, is_last: impl Fn() -> bool) {
+    async fn handle(&self, event: Event, from: Option<&Hello>, id: u64, is_last: impl Fn() -> bool) {
         match event {
             Event::Joined(seen) => {
                 let is_news = lock(&self.registry).update(&seen, id);
@@ -293,11 +293,11 @@ pub(crate) async fn serve(listener: UnixListener, trainers: Arc<Trainers>, mut s
 }
 
 /// The job and the rank of a trainer, as fields of a line of the log.
-fn named(seen: Option<&JobSeen>) -> (Option<&str>, Option<u32>) {
+fn named(seen: Option<&Hello>) -> (Option<&str>, Option<u32>) {
     (seen.map(|seen| seen.job.as_str()), seen.map(|seen| seen.rank))
 }
 
-async fn refuse(mut stream: impl AsyncWrite + Unpin, trainers: &Trainers, seen: Option<&JobSeen>, reason: String) {
+async fn refuse(mut stream: impl AsyncWrite + Unpin, trainers: &Trainers, seen: Option<&Hello>, reason: String) {
     trainers.metrics.trainers_refused_total.inc();
     let (job, rank) = named(seen);
     tracing::warn!(job, rank, reason, "trainer refused");
@@ -406,7 +406,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 }
 
 /// Waits until the controller refuses this rank's run.
-async fn refusal(refusals: &mut broadcast::Receiver<RefusedRun>, seen: &JobSeen) -> String {
+async fn refusal(refusals: &mut broadcast::Receiver<RefusedRun>, seen: &Hello) -> String {
     loop {
         match refusals.recv().await {
             Ok(run) if run.job == seen.job && Some(run.run) == seen.run => return run.reason,
@@ -429,7 +429,7 @@ async fn next_line(stream: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) ->
     }
 }
 
-async fn hello(stream: &mut BufReader<OwnedReadHalf>, session: &mut Session) -> Result<Option<JobSeen>, String> {
+async fn hello(stream: &mut BufReader<OwnedReadHalf>, session: &mut Session) -> Result<Option<Hello>, String> {
     let mut line = Vec::new();
     if !next_line(stream, &mut line).await? {
         return Ok(None);
@@ -474,22 +474,8 @@ pub(super) mod tests {
     use super::*;
     use flexcomm_wire::FromTrainer;
 
-    pub(super) fn seen(rank: u32, world: u32) -> JobSeen {
-        let hello = protocol::tests::hello("j", rank);
-        JobSeen {
-            job: hello.job,
-            run: None,
-            rank,
-            world,
-            gradient_values: 1000,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: hello.backend,
-            codecs: vec![],
-            collectives: vec![],
-        }
+    pub(super) fn seen(rank: u32, world: u32) -> Hello {
+        Hello { world, collectives: vec![], ..protocol::tests::hello("j", rank) }
     }
 
     fn start(folder: &Path) -> Arc<Trainers> {
@@ -534,7 +520,7 @@ pub(super) mod tests {
         let trainers = start(dir.path());
         let (stream, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&stream).unwrap();
-        let of = |job: String, rank| JobSeen { job: job.parse().unwrap(), ..seen(rank, 4) };
+        let of = |job: String, rank| Hello { job: job.parse().unwrap(), ..seen(rank, 4) };
         trainers.join(&seen(0, 4), peer, &stream).unwrap();
         let mut refused = Vec::new();
         for i in 0..300 {
@@ -550,8 +536,8 @@ pub(super) mod tests {
         trainers.join(&seen(1, 4), peer, &stream).expect("a rank of a job that is here");
     }
 
-    fn of_run(number: u64, rank: u32) -> JobSeen {
-        JobSeen { run: Some(flexcomm_domain::RunId(number)), ..seen(rank, 4) }
+    fn of_run(number: u64, rank: u32) -> Hello {
+        Hello { run: Some(flexcomm_domain::RunId(number)), ..seen(rank, 4) }
     }
 
     #[tokio::test]
@@ -593,15 +579,15 @@ pub(super) mod tests {
     /// A trainer that says hello on a connection of its own.
     async fn connect(
         trainers: &Arc<Trainers>,
-        seen: &JobSeen,
+        seen: &Hello,
         stop: &watch::Sender<bool>,
     ) -> (BufReader<UnixStream>, tokio::task::JoinHandle<()>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();
         let (trainers, stop) = (trainers.clone(), stop.subscribe());
         let serving = tokio::spawn(async move { session(ours, peer, &trainers, stop).await });
-        let hello = flexcomm_wire::Hello { run: seen.run, ..protocol::tests::hello("j", seen.rank) };
-        say(&mut theirs, &FromTrainer::Hello(hello)).await;
+        let hello = Hello { run: seen.run, ..protocol::tests::hello("j", seen.rank) };
+        say(&mut theirs, &FromTrainer::Hello { protocol: PROTOCOL, hello }).await;
         (BufReader::new(theirs), serving)
     }
 
@@ -690,7 +676,7 @@ pub(super) mod tests {
         for number in [1, 2] {
             sender.send(run(number)).unwrap();
         }
-        let own = JobSeen { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
+        let own = Hello { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
         assert_eq!(refusal(&mut receiver, &own).await, "reason 2");
     }
 

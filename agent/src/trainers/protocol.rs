@@ -1,12 +1,12 @@
 //! What a trainer's lines mean: pure, one [`Session`] per connection.
 
-use flexcomm_wire::{FromTrainer, Hello, JobSeen, PROTOCOL, ReportBody};
+use flexcomm_wire::{FromTrainer, Hello, PROTOCOL, ReportBody};
 
 /// What a line asks of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A valid hello, or what its rank says of itself later.
-    Joined(JobSeen),
+    Joined(Hello),
     /// Something for the controller.
     Report(ReportBody),
     /// A message whose values cannot be believed; the connection goes on.
@@ -18,12 +18,12 @@ pub enum Event {
 /// One connection.
 #[derive(Debug, Default)]
 pub struct Session {
-    seen: Option<JobSeen>,
+    seen: Option<Hello>,
 }
 
 impl Session {
     /// Who is there, once a hello was accepted.
-    pub fn seen(&self) -> Option<&JobSeen> {
+    pub fn seen(&self) -> Option<&Hello> {
         self.seen.as_ref()
     }
 
@@ -36,12 +36,11 @@ impl Session {
     /// Takes one message.
     pub fn message(&mut self, message: FromTrainer) -> Result<Event, String> {
         let Some(seen) = &self.seen else {
-            let FromTrainer::Hello(hello) = message else {
+            let FromTrainer::Hello { protocol, hello } = message else {
                 return Err("the first line must be a hello".to_owned());
             };
-            let seen = check_hello(hello)?;
-            self.seen = Some(seen.clone());
-            return Ok(Event::Joined(seen));
+            check_hello(protocol, &hello)?;
+            return Ok(Event::Joined(self.seen.insert(hello).clone()));
         };
         let same = |job: &flexcomm_domain::JobId, rank: u32| -> Result<(), String> {
             if *job == seen.job && rank == seen.rank {
@@ -53,10 +52,10 @@ impl Session {
             ))
         };
         let body = match message {
-            FromTrainer::Hello(_) => return Err("a second hello on one connection".to_owned()),
+            FromTrainer::Hello { .. } => return Err("a second hello on one connection".to_owned()),
             FromTrainer::Buckets { job, rank, values } => {
                 same(&job, rank)?;
-                let seen = JobSeen { buckets: values, ..seen.clone() };
+                let seen = Hello { buckets: values, ..seen.clone() };
                 return Ok(match seen.check() {
                     Ok(()) => Event::Joined(self.seen.insert(seen).clone()),
                     Err(bad) => Event::Rejected(bad.to_string()),
@@ -86,16 +85,13 @@ impl Session {
     }
 }
 
-fn check_hello(hello: Hello) -> Result<JobSeen, String> {
-    let protocol = hello.protocol;
+fn check_hello(protocol: u32, hello: &Hello) -> Result<(), String> {
     if protocol != PROTOCOL {
         return Err(format!(
             "the trainer speaks protocol {protocol}, this agent speaks {PROTOCOL}; use the same version"
         ));
     }
-    let seen = JobSeen::from(hello);
-    seen.check().map_err(|bad| bad.to_string())?;
-    Ok(seen)
+    hello.check().map_err(|bad| bad.to_string())
 }
 
 #[cfg(test)]
@@ -106,21 +102,12 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     pub(crate) fn hello(job: &str, rank: u32) -> Hello {
-        Hello {
-            run: None,
-            protocol: PROTOCOL,
-            job: job.parse().unwrap(),
-            rank,
-            world: 4,
-            gradient_values: 1000,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "lab-tcp".into(),
-            codecs: vec![],
-            collectives: vec!["dense-ring".into()],
-        }
+        let collectives = vec!["dense-ring".into()];
+        Hello { collectives, ..Hello::new(job.parse().unwrap(), (rank, 4), 1000, "lab-tcp") }
+    }
+
+    fn greeting(hello: Hello) -> FromTrainer {
+        FromTrainer::Hello { protocol: PROTOCOL, hello }
     }
 
     fn wide() -> CodecInfo {
@@ -138,7 +125,7 @@ pub(crate) mod tests {
 
     fn joined() -> Session {
         let mut session = Session::default();
-        session.line(&line(&FromTrainer::Hello(hello("j", 1)))).unwrap();
+        session.line(&line(&greeting(hello("j", 1)))).unwrap();
         session
     }
 
@@ -148,14 +135,12 @@ pub(crate) mod tests {
             compute_us: 1.0,
             comp_us: 1.0,
             sync_us: 1.0,
-            wait_us: None,
             step_us: 3.0,
             bytes_sent: 10,
             gain: 1.0,
             energy: Some(1.0),
-            bucket_energies: Vec::new(),
             loss: Some(2.0),
-            accuracy: None,
+            ..StepRecord::default()
         };
         change(&mut step);
         let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
@@ -167,7 +152,7 @@ pub(crate) mod tests {
         assert!(Session::default().line(&line(&FromTrainer::Bye)).unwrap_err().contains("hello"));
         let mut session = joined();
         assert_eq!(session.seen().unwrap().rank, 1);
-        assert!(session.line(&line(&FromTrainer::Hello(hello("j", 1)))).unwrap_err().contains("second"));
+        assert!(session.line(&line(&greeting(hello("j", 1)))).unwrap_err().contains("second"));
         assert_eq!(session.line(&line(&FromTrainer::Bye)), Ok(Event::Left));
     }
 
@@ -179,7 +164,7 @@ pub(crate) mod tests {
         assert!(Session::default().line(&buckets(1, &[1000])).unwrap_err().contains("hello"));
         let mut session = joined();
         assert!(session.line(&buckets(2, &[1000])).unwrap_err().contains("rank 2 of job j"));
-        let expected = JobSeen { buckets: vec![400, 600], ..session.seen().unwrap().clone() };
+        let expected = Hello { buckets: vec![400, 600], ..session.seen().unwrap().clone() };
         assert_eq!(session.line(&buckets(1, &[400, 600])), Ok(Event::Joined(expected.clone())));
         for (values, words) in [
             (vec![400, 601], "the buckets have 1001 values, and gradient_values is 1000"),
@@ -195,8 +180,7 @@ pub(crate) mod tests {
     #[test]
     fn bad_hellos_are_refused_with_the_value() {
         type Case = (fn(&mut Hello), &'static str);
-        let cases: [Case; 9] = [
-            (|h| h.protocol = 99, "protocol 99"),
+        let cases: [Case; 8] = [
             (|h| h.rank = 4, "rank 4 of 4"),
             (|h| h.world = 0, "of 0"),
             (|h| h.gradient_values = 0, "gradient_values is 0"),
@@ -209,9 +193,11 @@ pub(crate) mod tests {
         for (change, expected) in cases {
             let mut hello = hello("j", 1);
             change(&mut hello);
-            let error = Session::default().line(&line(&FromTrainer::Hello(hello))).unwrap_err();
+            let error = Session::default().line(&line(&greeting(hello))).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
+        let of_another = FromTrainer::Hello { protocol: 99, hello: hello("j", 1) };
+        assert!(Session::default().line(&line(&of_another)).unwrap_err().contains("protocol 99"));
     }
 
     #[test]

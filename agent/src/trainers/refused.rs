@@ -1,7 +1,7 @@
 //! Runs that the controller refuses, so that it is asked again about each now and then, whatever their trainers do.
 
 use flexcomm_domain::{JobId, RunId};
-use flexcomm_wire::{JobSeen, RefusedRun};
+use flexcomm_wire::{Hello, RefusedRun};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Refused {
 
     /// Whether a rank may join, and so ask the controller about its run; `is_here` when another rank of the run has asked
     /// and is still connected.
-    pub(super) fn check(&mut self, seen: &JobSeen, is_here: bool, now: Instant) -> Result<(), String> {
+    pub(super) fn check(&mut self, seen: &Hello, is_here: bool, now: Instant) -> Result<(), String> {
         let Some(key) = seen.run.map(|run| (seen.job.clone(), run)) else { return Ok(()) };
         match self.0.get_mut(&key) {
             None => {}
@@ -56,8 +56,8 @@ mod tests {
         RefusedRun { job: "j".parse().unwrap(), run: RunId(number), reason: format!("reason {number}") }
     }
 
-    fn of(number: u64) -> JobSeen {
-        JobSeen { run: Some(RunId(number)), ..seen(0, 4) }
+    fn of(number: u64) -> Hello {
+        Hello { run: Some(RunId(number)), ..seen(0, 4) }
     }
 
     #[test]

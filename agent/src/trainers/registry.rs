@@ -2,7 +2,7 @@
 
 use super::roster::Rank;
 use flexcomm_domain::JobId;
-use flexcomm_wire::JobSeen;
+use flexcomm_wire::Hello;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
@@ -61,7 +61,7 @@ fn has_exited(pid: i32) -> bool {
 #[derive(Debug)]
 struct Connection {
     id: u64,
-    seen: JobSeen,
+    seen: Hello,
     peer: Peer,
     /// A descriptor of the same socket, to see whether it is still open.
     socket: OwnedFd,
@@ -92,7 +92,7 @@ pub(super) struct Registry {
 impl Registry {
     /// Refuses a rank that is connected already, another run of a job that is here, and a world that contradicts the job's
     /// other ranks here.
-    pub(super) fn check(&self, seen: &JobSeen, peer: Peer) -> Result<(), String> {
+    pub(super) fn check(&self, seen: &Hello, peer: Peer) -> Result<(), String> {
         let here = self.live.values().flatten().filter(|other| other.seen.job == seen.job);
         let is_own = |other: &Connection| {
             (other.seen.rank, other.seen.run) == (seen.rank, seen.run) && other.peer.is_same_process(peer)
@@ -102,7 +102,7 @@ impl Registry {
     }
 
     /// Registers a rank that was checked. Returns the number of the connection.
-    pub(super) fn join(&mut self, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> u64 {
+    pub(super) fn join(&mut self, seen: &Hello, peer: Peer, socket: OwnedFd) -> u64 {
         self.next += 1;
         let connection = Connection { id: self.next, seen: seen.clone(), peer, socket };
         self.live.entry((seen.job.clone(), seen.rank)).or_default().push(connection);
@@ -110,7 +110,7 @@ impl Registry {
     }
 
     /// What a rank says of itself after its hello, by the connection of this number; whether it is news.
-    pub(super) fn update(&mut self, seen: &JobSeen, id: u64) -> bool {
+    pub(super) fn update(&mut self, seen: &Hello, id: u64) -> bool {
         let mut known = self.live.get_mut(&(seen.job.clone(), seen.rank)).into_iter().flatten();
         let own = known.find(|own| own.id == id && own.seen != *seen);
         own.map(|own| own.seen.clone_from(seen)).is_some()
@@ -132,12 +132,12 @@ impl Registry {
     }
 
     /// What the ranks said of themselves.
-    pub(super) fn seen(&self) -> impl Iterator<Item = &JobSeen> {
+    pub(super) fn seen(&self) -> impl Iterator<Item = &Hello> {
         self.live.values().filter_map(|known| Some(&known.last()?.seen))
     }
 
     /// Whether the rank is gone with this connection; false while it has another.
-    pub(super) fn leave(&mut self, seen: &JobSeen, id: u64) -> bool {
+    pub(super) fn leave(&mut self, seen: &Hello, id: u64) -> bool {
         let key = (seen.job.clone(), seen.rank);
         let Some(known) = self.live.get_mut(&key) else { return false };
         known.retain(|connection| connection.id != id);
@@ -145,7 +145,7 @@ impl Registry {
     }
 }
 
-fn check_beside(seen: &JobSeen, other: &Connection) -> Result<(), String> {
+fn check_beside(seen: &Hello, other: &Connection) -> Result<(), String> {
     let (job, rank, there) = (&seen.job, seen.rank, &other.seen);
     if there.run != seen.run {
         return Err(format!(
@@ -227,7 +227,7 @@ mod tests {
         (ours.into(), theirs)
     }
 
-    fn join(registry: &mut Registry, seen: &JobSeen, peer: Peer, socket: OwnedFd) -> Result<u64, String> {
+    fn join(registry: &mut Registry, seen: &Hello, peer: Peer, socket: OwnedFd) -> Result<u64, String> {
         registry.check(seen, peer).map(|()| registry.join(seen, peer, socket))
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let new = join(&mut registry, &seen(0, 4), me, ours).unwrap();
         assert_eq!((registry.ranks().count(), registry.seen().count()), (1, 1));
         assert!(!registry.leave(&seen(0, 4), new), "the first one is still open");
-        let next = JobSeen { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
+        let next = Hello { run: Some(flexcomm_domain::RunId(2)), ..seen(0, 4) };
         assert!(join(&mut registry, &next, me, connection().0).unwrap_err().contains("another run"));
         assert!(registry.leave(&seen(0, 4), old));
         assert_eq!(registry.ranks().count(), 0);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn another_run_of_a_job_waits_until_the_first_has_left() {
-        let of = |run, rank| JobSeen { run: Some(flexcomm_domain::RunId(run)), ..seen(rank, 4) };
+        let of = |run, rank| Hello { run: Some(flexcomm_domain::RunId(run)), ..seen(rank, 4) };
         let mut registry = Registry::default();
         let ((rank_0, theirs_0), (rank_1, theirs_1)) = (connection(), connection());
         let first = join(&mut registry, &of(1, 0), ME, rank_0).unwrap();

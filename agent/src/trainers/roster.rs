@@ -1,7 +1,7 @@
 //! Which ranks were here when the agent last ran: those that do not come back have left.
 
 use flexcomm_domain::{JobId, RunId};
-use flexcomm_wire::JobSeen;
+use flexcomm_wire::Hello;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ pub(crate) struct Rank {
     pub(crate) run: Option<RunId>,
 }
 
-impl From<&JobSeen> for Rank {
-    fn from(seen: &JobSeen) -> Self {
+impl From<&Hello> for Rank {
+    fn from(seen: &Hello) -> Self {
         Self { job: seen.job.clone(), rank: seen.rank, run: seen.run }
     }
 }

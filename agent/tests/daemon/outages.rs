@@ -89,7 +89,7 @@ async fn a_report_that_the_controller_cannot_read_holds_up_no_other() {
     let mut trainer = Trainer::join(&agent, "j", 0).await;
     trainer.steps(0..100).await;
     wait_for("the last", || controller.steps("a").contains(&99).then_some(())).await;
-    // JobSeen has number 1, step s has s + 2; a registration in between announces the job once more, and that may have the number, too.
+    // Hello has number 1, step s has s + 2; a registration in between announces the job once more, and that may have the number, too.
     let numbers: Vec<u64> = controller.node("a", |node| node.reports.keys().copied().collect());
     let missing: Vec<u64> = (1..=numbers[numbers.len() - 1]).filter(|number| !numbers.contains(number)).collect();
     assert_eq!(missing, [30]);
@@ -181,7 +181,7 @@ async fn a_controller_that_forgot_everything_learns_it_again() {
     // Its store is lost: heartbeats answer 404 now.
     controller.shared.nodes.lock().unwrap().clear();
     let seen = |body: &ReportBody| matches!(body, ReportBody::JobSeen(_));
-    wait_for("JobSeen again", || controller.bodies("a").iter().any(seen).then_some(())).await;
+    wait_for("Hello again", || controller.bodies("a").iter().any(seen).then_some(())).await;
     trainer.steps(10..20).await;
     wait_for("new steps", || (controller.steps("a").len() == 10).then_some(())).await;
     assert_eq!(controller.steps("a"), (10..20).collect::<Vec<_>>());
@@ -397,10 +397,10 @@ async fn a_second_connection_of_a_rank_does_not_end_the_first_ones_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_agent_gives_a_run_s_name_to_no_other() {
     let greet = async |agent: &Agent, run| {
-        let FromTrainer::Hello(mut hello) = hello("j", 0) else { unreachable!() };
+        let FromTrainer::Hello { protocol, mut hello } = hello("j", 0) else { unreachable!() };
         hello.run = Some(flexcomm_domain::RunId(run));
         let mut stream = Trainer::connect(agent).await;
-        let line = [serde_json::to_vec(&FromTrainer::Hello(hello)).unwrap(), b"\n".to_vec()].concat();
+        let line = [serde_json::to_vec(&FromTrainer::Hello { protocol, hello }).unwrap(), b"\n".to_vec()].concat();
         stream.get_mut().write_all(&line).await.unwrap();
         (answer(&mut stream).await.unwrap(), stream)
     };

@@ -313,21 +313,9 @@ pub struct Trainer {
 }
 
 pub fn hello(job: &str, rank: u32) -> FromTrainer {
-    FromTrainer::Hello(Hello {
-        run: None,
-        protocol: PROTOCOL,
-        job: job.parse().unwrap(),
-        rank,
-        world: 2,
-        gradient_values: 1000,
-        buckets: Vec::new(),
-        momentum: None,
-        machine: None,
-        policy: None,
-        backend: "test".into(),
-        codecs: vec![],
-        collectives: vec!["dense-ring".into()],
-    })
+    let collectives = vec!["dense-ring".into()];
+    let hello = Hello { collectives, ..Hello::new(job.parse().unwrap(), (rank, 2), 1000, "test") };
+    FromTrainer::Hello { protocol: PROTOCOL, hello }
 }
 
 impl Trainer {
@@ -382,14 +370,10 @@ impl Trainer {
                 compute_us: 1.0,
                 comp_us: 1.0,
                 sync_us: 1.0,
-                wait_us: None,
                 step_us: 3.0,
                 bytes_sent: 1,
                 gain: 1.0,
-                energy: None,
-                bucket_energies: Vec::new(),
-                loss: None,
-                accuracy: None,
+                ..StepRecord::default()
             };
             let strategy = flexcomm_domain::Strategy::DENSE_RING.into();
             let (job, rank) = (self.job.parse().unwrap(), self.rank);

@@ -161,7 +161,7 @@ mod tests {
     use crate::store::Incoming;
     use crate::store::tests::register;
     use flexcomm_domain::{CodecBytes, CodecCost, JobId, NodeName, Strategy};
-    use flexcomm_wire::{CodecInfo, JobSeen, LinkReport, ReportBody, StepRecord, StepsReport};
+    use flexcomm_wire::{CodecInfo, Hello, LinkReport, ReportBody, StepRecord, StepsReport};
 
     fn node(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -180,21 +180,9 @@ mod tests {
         ReportBody::JobSeen(seen(rank, vec![]))
     }
 
-    fn seen(rank: u32, codecs: Vec<CodecInfo>) -> JobSeen {
-        JobSeen {
-            job: job(),
-            run: None,
-            rank,
-            world: 2,
-            gradient_values: 1_000_000,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "x".into(),
-            codecs,
-            collectives: vec!["dense-ring".into(), "dense-tree".into()],
-        }
+    fn seen(rank: u32, codecs: Vec<CodecInfo>) -> Hello {
+        let collectives = vec!["dense-ring".into(), "dense-tree".into()];
+        Hello { codecs, collectives, ..Hello::new(job(), (rank, 2), 1_000_000, "x") }
     }
 
     fn link(peer: &str) -> ReportBody {
@@ -214,16 +202,11 @@ mod tests {
         let record = |step| StepRecord {
             step,
             compute_us: 1e5,
-            comp_us: 0.0,
             sync_us: 2e5,
-            wait_us: None,
             step_us: 3e5,
             bytes_sent: 1,
             gain: 1.0,
-            energy: None,
-            bucket_energies: Vec::new(),
-            loss: None,
-            accuracy: None,
+            ..StepRecord::default()
         };
         let steps = (from..from + 10).map(record).collect();
         let strategy = Strategy::DENSE_RING.into();

@@ -2,7 +2,7 @@
 
 use flexcomm_domain::{JobId, NodeName, Plan, RunId, Timestamp};
 use flexcomm_wire::{
-    AppliedReport, BadValue, JobSeen, LinkReport, MAX_SEQ_STEP, PathReport, RefusedRun, ReportBody, StepsReport,
+    AppliedReport, BadValue, Hello, LinkReport, MAX_SEQ_STEP, PathReport, RefusedRun, ReportBody, StepsReport,
     ThroughputReport, TrialReport,
 };
 use sqlx::SqliteConnection;
@@ -290,7 +290,7 @@ async fn throughput(db: &mut SqliteConnection, node: &NodeName, r: &ThroughputRe
     Ok(Some(News::GrantDone(r.into())))
 }
 
-async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> Stored {
+async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &Hello) -> Stored {
     match jobs::known(db, &r.job).await? {
         None if jobs::running(db).await? >= MAX_JOBS as u64 => {
             return rejected(Reason::Full, format!("job {}: {MAX_JOBS} jobs run already", r.job));
@@ -313,7 +313,7 @@ async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &JobSeen) -> 
 
 /// Whether a rank is of the run that has the job's name: an ended one goes on when its trainers are back. Without run ids a
 /// run is one while any of its ranks is there.
-fn continues(known: &jobs::Known, r: &JobSeen) -> bool {
+fn continues(known: &jobs::Known, r: &Hello) -> bool {
     let same_size = known.world == r.world && known.gradient_values == r.gradient_values;
     known.run == r.run && same_size && (r.run.is_some() || known.live > 0)
 }
@@ -324,7 +324,7 @@ async fn in_the_way(
     db: &mut SqliteConnection,
     from: &Sender<'_>,
     known: &jobs::Known,
-    r: &JobSeen,
+    r: &Hello,
 ) -> Result<Option<NodeName>> {
     let here = jobs::present_ranks(db, &r.job).await?;
     let gone = |rank: u32, owner: &NodeName| owner == from.node && (rank == r.rank || known.run != r.run);
@@ -333,7 +333,7 @@ async fn in_the_way(
 }
 
 /// A rank lives on another node, whose agent is alive and has not said that it left: whoever has the token knows the run's id.
-fn owned_by_another(from: &NodeName, r: &JobSeen, owner: &NodeName) -> Refusal {
+fn owned_by_another(from: &NodeName, r: &Hello, owner: &NodeName) -> Refusal {
     let (job, rank) = (r.job.clone(), r.rank);
     let reason = format!(
         "node {from} announces rank {rank} of job {job}, which runs on node {owner}: it is taken over when that agent says that \
@@ -345,7 +345,7 @@ fn owned_by_another(from: &NodeName, r: &JobSeen, owner: &NodeName) -> Refusal {
     }
 }
 
-fn refusal(known: &jobs::Known, r: &JobSeen, node: &NodeName) -> Refusal {
+fn refusal(known: &jobs::Known, r: &Hello, node: &NodeName) -> Refusal {
     let job = &r.job;
     let Some(run) = r.run.filter(|_| known.run != r.run) else {
         let detail = format!(

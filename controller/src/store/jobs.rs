@@ -2,7 +2,7 @@
 
 use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version, words};
 use flexcomm_planner::JobPolicy;
-use flexcomm_wire::{CodecInfo, JobSeen};
+use flexcomm_wire::{CodecInfo, Hello};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 use std::sync::Arc;
@@ -233,7 +233,7 @@ pub(super) async fn known(db: &mut SqliteConnection, job: &JobId) -> Result<Opti
 
 /// Makes a job, or gives its name to a new run. What the run before had is gone but for one row of `runs`; versions and
 /// trials go on counting from there, since agents and trainers refuse what is older than what they know.
-pub(super) async fn begin(db: &mut SqliteConnection, seen: &JobSeen, now: Timestamp) -> Result<()> {
+pub(super) async fn begin(db: &mut SqliteConnection, seen: &Hello, now: Timestamp) -> Result<()> {
     let operation = "store a job";
     let job = &seen.job;
     let version = decisions::newest_version(db, job).await?.0.max(forgotten(db, FORGOTTEN_VERSION).await?);
@@ -350,7 +350,7 @@ pub(super) async fn running(db: &mut SqliteConnection) -> Result<u64> {
 }
 
 /// Stores that a rank is there. All ranks of a run have the same buckets; one that does not know them yet says none.
-pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &JobSeen, now: Timestamp) -> Result<()> {
+pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &Hello, now: Timestamp) -> Result<()> {
     let operation = "store a rank";
     let text = "INSERT OR REPLACE INTO ranks (job, rank, node, codecs, collectives, seen_us, left_us, policy)
         VALUES ($1, $2, $3, $4, $5, $6, NULL, $7)";
@@ -428,7 +428,7 @@ mod tests {
         let begin_on = async |machine: Option<&str>, name: &str, world: u32, at: u64| {
             let mut tx = store.write.begin("begin a job").await.unwrap();
             let machine = machine.map(str::to_owned);
-            let seen = JobSeen { world, machine, ..alone(name.parse().unwrap()) };
+            let seen = Hello { world, machine, ..alone(name.parse().unwrap()) };
             super::begin(&mut tx, &seen, Timestamp(at)).await.unwrap();
             tx.commit().await.unwrap();
             store.job(&seen.job).await.unwrap().unwrap()

@@ -327,21 +327,8 @@ pub(crate) mod tests {
     }
 
     /// The hello of the only rank of a job.
-    pub(crate) fn alone(job: flexcomm_domain::JobId) -> flexcomm_wire::JobSeen {
-        flexcomm_wire::JobSeen {
-            job,
-            run: None,
-            rank: 0,
-            world: 1,
-            gradient_values: 1,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "x".into(),
-            codecs: vec![],
-            collectives: vec![],
-        }
+    pub(crate) fn alone(job: flexcomm_domain::JobId) -> flexcomm_wire::Hello {
+        flexcomm_wire::Hello::new(job, (0, 1), 1, "x")
     }
 
     /// Job `j` of one rank, begun now.

@@ -36,26 +36,13 @@ mod tests {
     use super::super::tests::scratch;
     use super::*;
     use flexcomm_domain::RunId;
-    use flexcomm_wire::JobSeen;
+    use flexcomm_wire::Hello;
 
     /// Runs of one job that all began after now are still told apart, in their order.
     #[tokio::test]
     async fn runs_that_began_in_the_future_stay_apart() {
         let (store, _dir) = scratch().await;
-        let seen = |run| JobSeen {
-            job: "j".parse().unwrap(),
-            run: Some(RunId(run)),
-            rank: 0,
-            world: 1,
-            gradient_values: 1,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "x".into(),
-            codecs: vec![],
-            collectives: vec![],
-        };
+        let seen = |run| Hello { run: Some(RunId(run)), ..Hello::new("j".parse().unwrap(), (0, 1), 1, "x") };
         let mut tx = store.write.begin("begin jobs").await.unwrap();
         for run in 1..=3 {
             jobs::begin(&mut tx, &seen(run), Timestamp(1000 + run)).await.unwrap();

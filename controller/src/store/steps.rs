@@ -271,21 +271,16 @@ mod tests {
             let record = |step| StepRecord {
                 step,
                 compute_us: now as f64,
-                comp_us: 0.0,
                 sync_us: 1.0 / 3.0,
-                wait_us: None,
                 step_us: 4.0,
                 bytes_sent: 1,
                 gain: 1.0,
-                energy: None,
-                bucket_energies: Vec::new(),
-                loss: None,
-                accuracy: None,
+                ..StepRecord::default()
             };
             let (steps, strategy) = ((from..to).map(record).collect(), Plan::DENSE_RING);
             let report = StepsReport { job: job.clone(), rank, version: 0, strategy: (&strategy).into(), steps };
             let mut tx = store.write.begin("store steps").await.unwrap();
-            let seen = flexcomm_wire::JobSeen { rank, world: 3, ..alone(job.clone()) };
+            let seen = flexcomm_wire::Hello { rank, world: 3, ..alone(job.clone()) };
             jobs::join(&mut tx, &"n".parse().unwrap(), &seen, Timestamp(now)).await.unwrap();
             put_steps(&mut tx, &report, &strategy, Timestamp(now)).await.unwrap();
             tx.commit().await.unwrap();

@@ -3,7 +3,7 @@
 use flexcomm_compression::{Layers, Sizes};
 use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, JobId, Rank, default_compressors, further_compressors};
-use flexcomm_wire::{CodecInfo, Hello, PROTOCOL};
+use flexcomm_wire::{CodecInfo, Hello};
 
 /// What moves the bytes: coefficients of the cost model are fitted per backend.
 pub const BACKEND: &str = "lab-tcp";
@@ -14,18 +14,9 @@ pub fn hello(job: &JobId, rank: Rank, world: usize, layers: &Layers) -> Hello {
     let candidates = std::iter::once(CompressorSpec::NONE.into()).chain(default_compressors());
     let further = further_compressors().into_iter().map(|family| codec(family, true));
     Hello {
-        protocol: PROTOCOL,
-        job: job.clone(),
-        run: None,
-        rank: rank.0,
-        world: world as u32,
-        gradient_values: layers.values() as u64,
-        buckets: Vec::new(),
-        momentum: None,
         machine: flexcomm_trainer::processor(),
-        policy: None,
-        backend: BACKEND.into(),
         codecs: candidates.map(|family| codec(family, false)).chain(further).collect(),
         collectives: Collective::ALL.iter().map(ToString::to_string).collect(),
+        ..Hello::new(job.clone(), (rank.0, world as u32), layers.values() as u64, BACKEND)
     }
 }

@@ -281,7 +281,7 @@ fn serve(stream: UnixStream, received: &Mutex<Vec<FromTrainer>>, published: &Mut
     let mut writer = stream.try_clone().unwrap();
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let message: FromTrainer = serde_json::from_str(&line).unwrap();
-        if matches!(message, FromTrainer::Hello(_)) {
+        if matches!(message, FromTrainer::Hello { .. }) {
             let node = NodeName::new("n1").unwrap();
             let welcome = ToTrainer::Welcome { protocol: PROTOCOL, node, takes_buckets: true };
             let mut published = published.lock().unwrap();

@@ -1,8 +1,9 @@
 //! One-way latency from round trips.
 
-use super::Known;
+use super::Estimate;
 use super::cluster::{Cluster, Rule, ends_sharply, lowest};
 use crate::stats::jitter;
+use flexcomm_domain::Seconds;
 use std::cell::Cell;
 use std::collections::VecDeque;
 
@@ -24,6 +25,8 @@ const SHARP: Rule = Rule { spread: 0.01, ..RULE };
 const FULL_SUPPORT: f64 = 8.0;
 /// Age in seconds at which confidence has fallen to 1/e.
 const CONFIDENCE_AGE_S: f64 = 15.0;
+/// A year: ages are not told beyond.
+const MAX_AGE_S: f64 = 31_536_000.0;
 
 #[derive(Debug, Clone)]
 pub(super) struct AlphaEstimator {
@@ -71,9 +74,9 @@ impl AlphaEstimator {
         }
     }
 
-    pub(super) fn estimate(&self, at: f64) -> Option<Known> {
+    pub(super) fn estimate(&self, at: f64) -> Option<Estimate> {
         let mut newest = self.samples.back()?.0;
-        let Evaluation { cluster, before, .. } = self.evaluate(at);
+        let Evaluation { cluster, before, jitter, .. } = self.evaluate(at);
         let mut cluster = cluster?;
         // A queue may stay at one level, too; but under a queue some echo still finds the old latency.
         if let Some(before) = before.filter(|before| !(before.sharp && at - before.seen > self.window_s)) {
@@ -82,7 +85,9 @@ impl AlphaEstimator {
         let age_s = (at - newest).max(0.0);
         let support = (cluster.support as f64 / FULL_SUPPORT).min(1.0);
         let confidence = support * (-age_s / CONFIDENCE_AGE_S).exp();
-        Some(Known { value: cluster.value / 2.0, confidence, age_s })
+        let seconds = |s: f64| Seconds::new(s.min(MAX_AGE_S)).ok();
+        let jitter = seconds(jitter).unwrap_or(Seconds::ZERO);
+        Some(Estimate { alpha: seconds(cluster.value / 2.0)?, confidence, age: seconds(age_s)?, jitter })
     }
 
     fn evaluate(&self, at: f64) -> Evaluation {
@@ -114,9 +119,5 @@ impl AlphaEstimator {
     fn newest_near(&self, rtt_s: f64) -> Option<f64> {
         let most = rtt_s * (1.0 + LONG_RULE.spread) + LONG_RULE.grain;
         self.samples.iter().rev().find(|(_, rtt)| *rtt <= most).map(|(at, _)| *at)
-    }
-
-    pub(super) fn jitter(&self, at: f64) -> f64 {
-        self.evaluate(at).jitter
     }
 }

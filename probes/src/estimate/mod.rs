@@ -78,24 +78,8 @@ impl LatencyEstimator {
 
     /// What is known at `now`; nothing before the first round trip.
     pub fn estimate(&self, now: Timestamp) -> Option<Estimate> {
-        let at = self.clock.peek(now);
-        let known = self.alpha.estimate(at)?;
-        let seconds = |s: f64| Seconds::new(s.min(31_536_000.0)).ok();
-        Some(Estimate {
-            alpha: seconds(known.value)?,
-            confidence: known.confidence,
-            age: seconds(known.age_s)?,
-            jitter: seconds(self.alpha.jitter(at)).unwrap_or(Seconds::ZERO),
-        })
+        self.alpha.estimate(self.clock.peek(now))
     }
-}
-
-/// The latency with what it is worth.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Known {
-    value: f64,
-    confidence: f64,
-    age_s: f64,
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use flexcomm_probes::echo::LEN;
 use flexcomm_truth::coefficients::Coefficients;
 use flexcomm_truth::job;
 use flexcomm_truth::network::{ConnectionId, Network, NetworkEvent};
-use flexcomm_wire::{FromTrainer, Heartbeat, Hello, JobOrders, Register, Registered, Report, ReportAck};
+use flexcomm_wire::{FromTrainer, Heartbeat, Hello, JobOrders, PROTOCOL, Register, Registered, Report, ReportAck};
 use node::Node;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -301,7 +301,7 @@ impl ControlPlane for Agents {
     fn join(&mut self, network: &mut Shared, hellos: Vec<Hello>) {
         self.warm_bytes = self.spent.test_bytes;
         for (rank, hello) in hellos.into_iter().enumerate() {
-            self.report(network, rank, FromTrainer::Hello(hello));
+            self.report(network, rank, FromTrainer::Hello { protocol: PROTOCOL, hello });
         }
     }
 

@@ -12,7 +12,7 @@ use flexcomm_probes::auth::Key;
 use flexcomm_probes::echo::{LEN, Loss, Prober, ProberLimits, Received, Responder, next_turn, turn};
 use flexcomm_probes::{ECHO_PORT, Nanos, THROUGHPUT_PORT};
 use flexcomm_wire::{
-    FromTrainer, Heartbeat, JobOrders, JobSeen, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered, Report,
+    FromTrainer, Heartbeat, Hello, JobOrders, MAX_BATCH, Orders, PROTOCOL, ProbePlan, Register, Registered, Report,
     ReportAck, ReportBatch, ReportBody, ThroughputGrant,
 };
 use serde::{Deserialize, Serialize};
@@ -188,7 +188,7 @@ impl Node {
             Ok(Event::Report(body)) => self.push(context, body),
             Ok(Event::Left) => {
                 let left = self.trainers.remove(&rank);
-                if let Some(JobSeen { job, rank, run, .. }) = left.and_then(|left| left.session.seen().cloned()) {
+                if let Some(Hello { job, rank, run, .. }) = left.and_then(|left| left.session.seen().cloned()) {
                     self.push(context, ReportBody::JobLeft { job, rank, run, connection_lost: false });
                 }
             }

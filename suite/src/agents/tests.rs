@@ -11,7 +11,7 @@ use flexcomm_controller::RawConfig;
 use flexcomm_domain::{CodecBytes, Plan};
 use flexcomm_exchange::How;
 use flexcomm_truth::coefficients::{CodecSeconds, Gather};
-use flexcomm_wire::{AppliedReport, CodecInfo, LinkReport, PROTOCOL, ReportBody, StepRecord, StepsReport};
+use flexcomm_wire::{AppliedReport, CodecInfo, LinkReport, ReportBody, StepRecord, StepsReport};
 use flexcomm_wire::{ThroughputReport, TrialOutcome, TrialReport};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -28,19 +28,9 @@ fn hello(rank: usize, world: usize) -> Hello {
     let bytes = CodecBytes { header_bytes: 16, ..CodecBytes::PAPER };
     let codec = |text: &&str| CodecInfo::new(text.parse().unwrap(), bytes);
     Hello {
-        protocol: PROTOCOL,
-        job: "j".parse().unwrap(),
-        run: None,
-        rank: rank as u32,
-        world: world as u32,
-        gradient_values: 1_000_000,
-        buckets: Vec::new(),
-        momentum: None,
-        machine: None,
-        policy: None,
-        backend: "gloo".into(),
         codecs: ["topk", "fp16"].iter().map(codec).collect(),
         collectives: ["dense-ring", "allgather", "art-ring"].map(Into::into).to_vec(),
+        ..Hello::new("j".parse().unwrap(), (rank as u32, world as u32), 1_000_000, "gloo")
     }
 }
 
@@ -153,16 +143,14 @@ impl Bench {
         let record = StepRecord {
             step,
             compute_us: 5e4,
-            comp_us: 0.0,
             sync_us: took_us - 5e4,
             wait_us: Some(0.0),
             step_us: took_us,
             bytes_sent: 6_000_000,
             gain: 1.0,
             energy: Some(1.0),
-            bucket_energies: Vec::new(),
             loss: Some(1.0),
-            accuracy: None,
+            ..StepRecord::default()
         };
         let (rank, steps) = (rank as u32, vec![record]);
         messages.push(FromTrainer::Steps(StepsReport { job, rank, version, strategy: (&plan).into(), steps }));

@@ -18,20 +18,8 @@ async fn registered(store: &Store, name: &str) {
 }
 
 fn hello(rank: u32, world: u32) -> ReportBody {
-    ReportBody::JobSeen(JobSeen {
-        job: job(),
-        run: None,
-        rank,
-        world,
-        gradient_values: 10,
-        buckets: Vec::new(),
-        momentum: None,
-        machine: None,
-        policy: None,
-        backend: "x".into(),
-        codecs: vec![],
-        collectives: vec!["dense-ring".into()],
-    })
+    let collectives = vec!["dense-ring".into()];
+    ReportBody::JobSeen(Hello { collectives, ..Hello::new(job(), (rank, world), 10, "x") })
 }
 
 async fn send(store: &Store, (name, seq): (&str, u64), body: ReportBody, live: &[&str]) -> Ingested {
@@ -50,7 +38,7 @@ async fn buckets_that_a_rank_says_later_are_the_jobs() {
     registered(&store, "a").await;
     let says = |rank, buckets: &[u64]| {
         let ReportBody::JobSeen(seen) = hello(rank, 2) else { unreachable!() };
-        ReportBody::JobSeen(JobSeen { buckets: buckets.to_vec(), ..seen })
+        ReportBody::JobSeen(Hello { buckets: buckets.to_vec(), ..seen })
     };
     let said: [(u32, &[u64], &[u64]); 6] = [
         (0, &[], &[]),
@@ -225,7 +213,7 @@ async fn a_rank_that_left_another_run_is_still_in_this_one() {
     let (store, _dir) = scratch().await;
     registered(&store, "a").await;
     let ReportBody::JobSeen(seen) = hello(0, 1) else { unreachable!() };
-    let joins = ReportBody::JobSeen(JobSeen { run: Some(RunId(2)), ..seen });
+    let joins = ReportBody::JobSeen(Hello { run: Some(RunId(2)), ..seen });
     send(&store, ("a", 1), joins, &["a"]).await;
     let left = |run| ReportBody::JobLeft { job: job(), rank: 0, run, connection_lost: true };
     let ignored = send(&store, ("a", 2), left(Some(RunId(1))), &["a"]).await;
@@ -246,7 +234,7 @@ async fn a_rank_moves_only_when_its_node_is_silent_or_it_has_left() {
     }
     let everyone = ["a", "b", "c"];
     let of_run = |rank| match hello(rank, 2) {
-        ReportBody::JobSeen(seen) => ReportBody::JobSeen(JobSeen { run: Some(flexcomm_domain::RunId(7)), ..seen }),
+        ReportBody::JobSeen(seen) => ReportBody::JobSeen(Hello { run: Some(flexcomm_domain::RunId(7)), ..seen }),
         other => other,
     };
     let places = async || {
@@ -284,16 +272,13 @@ async fn a_run_is_kept_with_what_is_known_of_its_end() {
         let record = flexcomm_wire::StepRecord {
             step,
             compute_us: 1.0,
-            comp_us: 0.0,
             sync_us: 1.0,
-            wait_us: None,
             step_us: 2.0,
             bytes_sent: 1,
             gain: 1.0,
             energy: (rank > 0).then_some(0.25),
             bucket_energies: [1.0, 3.0].repeat(rank.min(1) as usize),
-            loss: None,
-            accuracy: None,
+            ..flexcomm_wire::StepRecord::default()
         };
         let strategy = Strategy::DENSE_RING.into();
         ReportBody::Steps(StepsReport { job: job(), rank, version: 0, strategy, steps: vec![record] })

@@ -7,7 +7,7 @@ use flexcomm_domain::{JobId, NodeName, RunId, Seconds, Strategy};
 use flexcomm_optimizer::PolicyConfig;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_wire::{
-    AppliedReport, CodecInfo, JobSeen, LinkReport, Orders, PROTOCOL, Register, Report, ReportAck, ReportBatch,
+    AppliedReport, CodecInfo, Hello, LinkReport, Orders, PROTOCOL, Register, Report, ReportAck, ReportBatch,
     ReportBody, StepRecord, StepsReport, ThroughputReport, TrialOrder, TrialOutcome, TrialReport,
 };
 use reqwest::{Client, Response, StatusCode};
@@ -250,19 +250,11 @@ impl Agent {
             times: None,
             on_request: false,
         };
-        ReportBody::JobSeen(JobSeen {
-            job: job(),
+        ReportBody::JobSeen(Hello {
             run: self.run,
-            rank: self.rank,
-            world: WORLD,
-            gradient_values: VALUES,
-            buckets: Vec::new(),
-            momentum: None,
-            machine: None,
-            policy: None,
-            backend: "lab-tcp".into(),
             codecs: compressors.iter().map(codec).collect(),
             collectives: ["dense-ring", "dense-tree", "allgather", "art-ring", "art-tree"].map(Into::into).to_vec(),
+            ..Hello::new(job(), (self.rank, WORLD), VALUES, "lab-tcp")
         })
     }
 
