@@ -14,10 +14,12 @@ use crate::config::Config;
 use crate::doubts::{Doubt, Doubts};
 use crate::echoes::Echoes;
 use crate::grants::{Pair, Scheduler};
+use crate::memories::Memories;
 use crate::metrics::Counters;
 use crate::missing::{self, Noted, Sight};
 use crate::presence::Presence;
 use crate::publish::{EPOCH_STEP, Publisher};
+use crate::reported::Reported;
 use crate::store::{JobRow, RankRow, Store};
 use crate::{ConfigError, ServeError};
 
@@ -44,6 +46,10 @@ pub struct App {
     pub echoes: Mutex<Echoes>,
     /// What the loop saw last, by job.
     pub statuses: Mutex<BTreeMap<JobId, JobStatus>>,
+    /// What the planner remembers of running jobs.
+    pub(crate) memories: Mutex<Memories>,
+    /// How far the ranks of jobs have reported their steps.
+    pub(crate) reported: Mutex<Reported>,
     /// Nodes of jobs that were missing at the last look.
     pub(crate) missing: Mutex<Noted>,
     /// Nodes of jobs whose reports were not counted at the last look.
@@ -79,8 +85,6 @@ pub struct JobStatus {
     pub predicted_sync_us: Option<f64>,
     /// The same of the step.
     pub predicted_step_us: Option<f64>,
-    /// The newest trial that the coefficients were fitted to; 0 before the first.
-    pub fitted_trial: u64,
     /// Whether measured and predicted time of the collective differ by more than the suspect threshold.
     pub deviates: bool,
 }
@@ -143,6 +147,8 @@ impl App {
             scheduler: Mutex::new(scheduler),
             echoes: Mutex::new(Echoes::configured(&config.probes)),
             statuses: Mutex::default(),
+            memories: Mutex::default(),
+            reported: Mutex::default(),
             missing: Mutex::default(),
             doubts: Mutex::default(),
             counters: Counters::new(),

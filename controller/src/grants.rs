@@ -182,18 +182,23 @@ impl Scheduler {
         self.accounts.insert(node, Account::new(account, Some(level_s)));
     }
 
-    /// Accounts that have to be stored before a grant of theirs may be published; they count as stored after this.
-    pub fn take_moved(&mut self) -> Vec<(NodeName, f64)> {
-        let mut moved = Vec::new();
-        for (node, entry) in &mut self.accounts {
+    /// Accounts that have to be stored before a grant of theirs may be published.
+    pub fn moved(&self) -> Vec<(NodeName, f64)> {
+        let moved = |(node, entry): (&NodeName, &Account)| {
             let level_s = entry.account.level_s();
-            let fell = entry.stored_s.is_none_or(|stored| level_s < stored);
-            if fell || entry.stored_s.is_some_and(|stored| level_s >= stored + STORE_AFTER_S) {
-                entry.stored_s = Some(level_s);
-                moved.push((node.clone(), level_s));
+            let is_moved = entry.stored_s.is_none_or(|stored| level_s < stored || level_s >= stored + STORE_AFTER_S);
+            is_moved.then(|| (node.clone(), level_s))
+        };
+        self.accounts.iter().filter_map(moved).collect()
+    }
+
+    /// These are on disk.
+    pub fn stored(&mut self, moved: &[(NodeName, f64)]) {
+        for (node, level_s) in moved {
+            if let Some(entry) = self.accounts.get_mut(node) {
+                entry.stored_s = Some(*level_s);
             }
         }
-        moved
     }
 
     /// A node was forgotten: its tests are no history of a new node of that name. Its debt is.

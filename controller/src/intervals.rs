@@ -1,49 +1,9 @@
 //! Cuts the steps of a job into intervals and holds each against what was predicted for it. Pure.
 
-use flexcomm_domain::{Plan, Timestamp, Version};
-use flexcomm_optimizer::{Coefficients, Sample, Terms};
-
 use crate::limits::{INTERVAL_MOST_STEPS, INTERVAL_STEPS, INTERVAL_US};
 use crate::measure::{WholeStep, median};
 use crate::store::{IntervalRow, OpenInterval};
-
-/// Links count as settled this long after the last sign that they moved, in seconds: the agents' estimators
-/// need about this long to follow.
-const SETTLE_S: f64 = 3.0;
-
-/// How long a change of the network may stay unseen: what was measured in this time before it was seen is no
-/// longer called settled. In seconds.
-const UNSEEN_S: f64 = 10.0;
-
-/// Links count as moved when the model's terms change by this share: two throughput tests of one link differ by less, mostly.
-const LINK_CHANGE: f64 = 0.5;
-
-/// Coefficients are fitted to intervals that are this old, in seconds.
-pub const FIT_AFTER_S: f64 = 1.0;
-
-/// ... and to one that takes a fitted collective by surprise when it is this old, in seconds, and the latency of every link of the job
-/// was measured after it: most often the network has changed, links will show it, and then it is no longer called settled. What
-/// was fitted to a change that the links do not show yet is as predicted, and nobody would look for the change any more.
-const SURPRISE_AFTER_S: f64 = 8.0;
-
-/// An interval is a surprise when it took so many times longer or shorter than predicted.
-const SURPRISE: f64 = 1.4;
-
-/// A fit to fewer samples is surprised by nothing.
-const EXPERIENCE: usize = 5;
-
-/// Whether coefficients may be fitted to an interval that was closed at `at`; all links of the job were measured since
-/// `links_since`.
-pub fn ripe(
-    coefficients: &Coefficients,
-    (at, sample): (Timestamp, &Sample),
-    links_since: Timestamp,
-    now: Timestamp,
-) -> bool {
-    let ratio = sample.measured_s / coefficients.predict(sample.terms);
-    let expected = (1.0 / SURPRISE..=SURPRISE).contains(&ratio) || coefficients.samples < EXPERIENCE;
-    now.since(at).get() >= if expected { FIT_AFTER_S } else { SURPRISE_AFTER_S } && (expected || links_since >= at)
-}
+use flexcomm_domain::{Plan, Timestamp, Version};
 
 /// The first steps under a decision belong to no interval: cold buffers.
 const COLD_STEPS: u64 = 2;
@@ -57,16 +17,12 @@ pub struct Prediction {
     pub sync_us: f64,
     /// The step.
     pub step_us: f64,
-    /// The collective, by the model alone.
-    pub model_sync_us: f64,
-    /// The model's terms.
-    pub terms: Terms,
 }
 
 /// What moved, apart from the steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Surroundings<'a> {
-    /// The strategy in force as the model sees it; absent without links.
+    /// Of the strategy in force; absent without links.
     pub prediction: Option<Prediction>,
     /// The decision in force.
     pub in_force: Option<(Version, &'a Plan)>,
@@ -81,37 +37,34 @@ pub struct Cut {
     pub closed: Vec<IntervalRow>,
     /// What is measured from here on.
     pub open: OpenInterval,
-    /// Intervals closed since then are no longer called settled.
-    pub unsettled_since: Option<Timestamp>,
 }
 
 /// Closes what is full. `steps` ascend and may reach back before the open interval.
 pub fn cut(open: Option<OpenInterval>, steps: &[WholeStep], around: &Surroundings<'_>) -> Cut {
     let first = steps.first().map_or(0, |s| s.step);
     let version = steps.last().map_or(Version(0), |s| s.version);
-    let mut open = open.unwrap_or_else(|| begin(version, first, around, around.now));
-    if steps.last().is_some_and(|s| s.step + 1 < open.from_step) {
+    let mut open = open.unwrap_or_else(|| begin(version, first, around));
+    if steps.last().is_some_and(|s| s.step + COLD_STEPS < open.from_step) {
         // The job started again from an earlier step.
-        open = begin(version, first, around, around.now);
+        open = begin(version, first, around);
     }
-    let moved = moved(&mut open, around);
     let mut closed = Vec::new();
     let from = open.from_step;
     let new: Vec<&WholeStep> = steps.iter().filter(|s| s.step >= from).collect();
     for run in new.chunk_by(|a, b| a.version == b.version && a.ran == b.ran) {
         let (head, mut rest) = (run[0], run);
         if head.version != open.version {
-            open = begin(head.version, head.step + COLD_STEPS, around, open.moved);
+            open = begin(head.version, head.step + COLD_STEPS, around);
             rest = &run[run.len().min(COLD_STEPS as usize)..];
         }
         while let Some(length) = full_length(rest) {
             let (full, tail) = rest.split_at(length);
             closed.extend(close(&open, full, around));
-            open = begin(open.version, full[length - 1].step + 1, around, open.moved);
+            open = begin(open.version, full[length - 1].step + 1, around);
             rest = tail;
         }
     }
-    Cut { closed, open, unsettled_since: moved }
+    Cut { closed, open }
 }
 
 /// Steps that make an interval, when there are enough.
@@ -125,7 +78,7 @@ fn full_length(steps: &[&WholeStep]) -> Option<usize> {
     steps.iter().enumerate().find_map(enough)
 }
 
-fn begin(version: Version, from_step: u64, around: &Surroundings<'_>, moved: Timestamp) -> OpenInterval {
+fn begin(version: Version, from_step: u64, around: &Surroundings<'_>) -> OpenInterval {
     let known = around.prediction.filter(|p| p.version == version);
     OpenInterval {
         version,
@@ -133,35 +86,13 @@ fn begin(version: Version, from_step: u64, around: &Surroundings<'_>, moved: Tim
         began: around.now,
         predicted_sync_us: known.map(|p| p.sync_us),
         predicted_step_us: known.map(|p| p.step_us),
-        terms: known.map(|p| p.terms),
-        model_sync_us: known.map(|p| p.model_sync_us),
-        moved,
     }
-}
-
-/// Takes note when links moved since the interval began; says since when nothing is settled.
-fn moved(open: &mut OpenInterval, around: &Surroundings<'_>) -> Option<Timestamp> {
-    let now = around.now;
-    let known = around.prediction.filter(|p| p.version == open.version)?;
-    let Some(then) = open.terms else {
-        // The links became known only now: the interval has no prediction of its own beginning.
-        open.moved = now;
-        return None;
-    };
-    let (a, b) = (then.total(), known.terms.total());
-    if (a - b).abs() <= LINK_CHANGE * a.min(b) {
-        return None;
-    }
-    let since = Timestamp(now.0.saturating_sub((UNSEEN_S * 1e6) as u64));
-    open.moved = now;
-    Some(since)
 }
 
 fn close(open: &OpenInterval, steps: &[&WholeStep], around: &Surroundings<'_>) -> Option<IntervalRow> {
     let (first, last) = (steps.first()?, steps.last()?);
     let of = |f: fn(&WholeStep) -> f64| median(steps.iter().map(|s| f(s)));
     let priced = last.is_as_decided(around.in_force);
-    let terms = open.terms.filter(|_| priced);
     Some(IntervalRow {
         version: open.version,
         ran: last.ran.clone(),
@@ -175,9 +106,6 @@ fn close(open: &OpenInterval, steps: &[&WholeStep], around: &Surroundings<'_>) -
         comp_us: of(|s| s.comp_us),
         bytes_sent: of(|s| s.bytes_sent),
         gain: of(|s| s.gain),
-        settled: terms.is_some() && first.received.since(open.moved).get() >= SETTLE_S,
-        terms,
-        model_sync_us: open.model_sync_us.filter(|_| priced),
     })
 }
 
@@ -192,31 +120,8 @@ mod tests {
         Timestamp(100_000_000 + s * 1_000_000)
     }
 
-    #[test]
-    fn a_surprise_is_fitted_to_when_no_change_of_the_network_explained_it() {
-        let terms = Terms { alpha_s: 0.01, beta_s: 0.01 };
-        let known = Coefficients { samples: 20, ..Coefficients::default() };
-        let ripe_at = |known: &Coefficients, measured_s, links_since, now| {
-            ripe(known, (at(10), &Sample { terms, measured_s }), at(links_since), at(now))
-        };
-        assert!(ripe_at(&known, 0.022, 0, 12) && !ripe_at(&known, 0.022, 0, 10));
-        for surprise in [0.3, 0.002] {
-            assert!(!ripe_at(&known, surprise, 11, 17));
-            assert!(ripe_at(&known, surprise, 11, 18));
-            assert!(!ripe_at(&known, surprise, 9, 300), "a link was not measured since");
-            assert!(ripe_at(&Coefficients::default(), surprise, 9, 11), "nothing is known yet");
-        }
-    }
-
-    fn around(version: u64, alpha_s: f64, now: Timestamp) -> Surroundings<'static> {
-        let terms = Terms { alpha_s, beta_s: 0.0 };
-        let prediction = Prediction {
-            version: Version(version),
-            sync_us: alpha_s * 1e6,
-            step_us: 200.0,
-            model_sync_us: alpha_s * 1e6,
-            terms,
-        };
+    fn around(version: u64, sync_us: f64, now: Timestamp) -> Surroundings<'static> {
+        let prediction = Prediction { version: Version(version), sync_us, step_us: 200.0 };
         Surroundings { prediction: Some(prediction), in_force: None, now }
     }
 
@@ -232,19 +137,19 @@ mod tests {
         let mut fast = steps(0..250, 1, at(10));
         fast.iter_mut().for_each(|s| s.step_us = 100.0);
         let spans = |cut: Cut| cut.closed.iter().map(|i| (i.from_step, i.to_step)).collect::<Vec<_>>();
-        assert_eq!(spans(cut(None, &fast, &around(1, 1e-4, at(10)))), [(0, 99), (100, 199)]);
+        assert_eq!(spans(cut(None, &fast, &around(1, 100.0, at(10)))), [(0, 99), (100, 199)]);
         fast.iter_mut().for_each(|s| s.step_us = 2e4);
-        assert_eq!(spans(cut(None, &fast, &around(1, 1e-4, at(10))))[..2], [(0, 49), (50, 99)]);
+        assert_eq!(spans(cut(None, &fast, &around(1, 100.0, at(10))))[..2], [(0, 49), (50, 99)]);
     }
 
     #[test]
     fn intervals_carry_the_prediction_made_before_them() {
-        let first = cut(None, &steps(0..25, 1, at(10)), &around(1, 1e-4, at(10)));
+        let first = cut(None, &steps(0..25, 1, at(10)), &around(1, 100.0, at(10)));
         let spans: Vec<_> = first.closed.iter().map(|i| (i.from_step, i.to_step)).collect();
         assert_eq!(spans, [(0, 9), (10, 19)]);
         assert_eq!(first.open.from_step, 20);
-        // The model has learnt, the links have not moved: the next interval still bears the old prediction.
-        let mut later = around(1, 1e-4, at(12));
+        // What has been learnt since counts from the next interval on.
+        let mut later = around(1, 100.0, at(12));
         later.prediction.as_mut().unwrap().sync_us = 70.0;
         let second = cut(Some(first.open), &steps(15..31, 1, at(12)), &later);
         assert_eq!(second.closed.len(), 1);
@@ -258,14 +163,13 @@ mod tests {
         let own: Strategy = "qsgd(s=16)/allgather".parse().unwrap();
         let mut all = steps(0..20, 0, at(30));
         all[..10].iter_mut().for_each(|s| s.ran = own.into());
-        let around = around(0, 1e-4, at(30));
+        let around = around(0, 100.0, at(30));
         // The links are known for long.
         let open = cut(None, &all[..1], &Surroundings { now: at(10), ..around }).open;
         let closed = cut(Some(open), &all, &around).closed;
         assert_eq!(closed.iter().map(|i| i.ran == own).collect::<Vec<_>>(), [true, false]);
-        let priced =
-            |i: &IntervalRow| [i.terms.is_some(), i.predicted_step_us.is_some(), i.model_sync_us.is_some(), i.settled];
-        assert_eq!((priced(&closed[0]), priced(&closed[1])), ([false; 4], [true; 4]));
+        let priced = |i: &IntervalRow| [i.predicted_sync_us.is_some(), i.predicted_step_us.is_some()];
+        assert_eq!((priced(&closed[0]), priced(&closed[1])), ([false; 2], [true; 2]));
         assert_eq!((closed[0].comp_us, closed[0].bytes_sent, closed[0].gain), (Some(10.0), Some(1000.0), Some(1.0)));
     }
 
@@ -283,11 +187,11 @@ mod tests {
             all.iter_mut().for_each(|s| s.ran = ran.into());
             let decided = in_force.map(|(version, of)| (version, of.into()));
             let in_force = decided.as_ref().map(|(version, plan)| (*version, plan));
-            let around = Surroundings { in_force, ..around(1, 1e-4, at(10)) };
+            let around = Surroundings { in_force, ..around(1, 100.0, at(10)) };
             let open = cut(None, &all[..1], &around).open;
             let closed = cut(Some(open), &all, &Surroundings { now: at(30), ..around }).closed;
             assert_eq!(
-                (closed[0].ran.clone(), closed[0].terms.is_some()),
+                (closed[0].ran.clone(), closed[0].predicted_sync_us.is_some()),
                 (ran.into(), expected),
                 "{ran} under {in_force:?}"
             );
@@ -296,38 +200,29 @@ mod tests {
 
     #[test]
     fn a_new_decision_starts_a_new_interval_after_its_cold_steps() {
-        let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 1e-4, at(10))).open;
+        let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 100.0, at(10))).open;
         let both = [steps(0..8, 1, at(20)), steps(8..20, 2, at(20))].concat();
-        let next = cut(Some(open), &both, &around(2, 1e-4, at(20)));
+        let next = cut(Some(open), &both, &around(2, 100.0, at(20)));
         let spans: Vec<_> = next.closed.iter().map(|i| (i.version.0, i.from_step, i.to_step)).collect();
         assert_eq!(spans, [(2, 10, 19)]);
-        assert!(next.closed[0].settled);
+        // One step of a third decision that all ranks report: looked at again, nothing of it is measured twice.
+        let third = [steps(12..20, 2, at(21)), steps(20..21, 3, at(21))].concat();
+        let next = cut(Some(next.open), &third, &around(3, 100.0, at(21)));
+        assert_eq!((next.closed.len(), next.open.from_step), (0, 22));
+        let again = cut(Some(next.open.clone()), &third, &around(3, 100.0, at(22)));
+        assert_eq!((again.closed.len(), again.open), (0, next.open));
     }
 
     #[test]
-    fn moved_links_unsettle_what_was_measured_around_them() {
-        let open = cut(None, &steps(0..5, 1, at(10)), &around(1, 1e-4, at(10))).open;
-        let settled = cut(Some(open), &steps(0..10, 1, at(20)), &around(1, 1e-4, at(20)));
-        assert!(settled.closed[0].settled && settled.unsettled_since.is_none());
-        let moved = cut(Some(settled.open), &steps(10..20, 1, at(22)), &around(1, 2e-4, at(22)));
-        assert!(!moved.closed[0].settled);
-        assert_eq!(moved.unsettled_since, Some(at(12)));
-        let after = cut(Some(moved.open.clone()), &steps(20..30, 1, at(24)), &around(1, 2e-4, at(24)));
-        assert!(!after.closed[0].settled, "too soon");
-        let after = cut(Some(moved.open), &steps(20..30, 1, at(26)), &around(1, 2e-4, at(26)));
-        assert!(after.closed[0].settled);
-    }
-
-    #[test]
-    fn without_links_nothing_is_predicted_or_settled() {
+    fn without_links_nothing_is_predicted() {
         let blind = Surroundings { prediction: None, ..around(0, 1.0, at(50)) };
         let cut = cut(None, &steps(0..10, 0, at(50)), &blind);
-        assert_eq!((cut.closed[0].predicted_sync_us, cut.closed[0].settled), (None, false));
+        assert_eq!(cut.closed[0].predicted_sync_us, None);
     }
 
     #[test]
     fn a_job_that_starts_again_is_measured_again() {
-        let open = cut(None, &steps(100..125, 1, at(1)), &around(1, 1e-4, at(1))).open;
-        assert_eq!(cut(Some(open), &steps(0..12, 1, at(2)), &around(1, 1e-4, at(2))).closed[0].from_step, 0);
+        let open = cut(None, &steps(100..125, 1, at(1)), &around(1, 100.0, at(1))).open;
+        assert_eq!(cut(Some(open), &steps(0..12, 1, at(2)), &around(1, 100.0, at(2))).closed[0].from_step, 0);
     }
 }

@@ -66,8 +66,8 @@ pub const INTERVALS: u64 = 5000;
 /// Decisions kept per job: reports are about 20 kB each, so 40 MB at most.
 pub const DECISIONS: u64 = 2000;
 
-/// Bytes of snapshots kept per job, newest first: some 650 of 8 ranks at 50 kB each (of which 34 kB are the fitted samples
-/// of one backend), some 100 of 64 ranks at 300 kB, two of 512 ranks at 16 MB.
+/// Bytes of snapshots kept per job, newest first: some 2,000 of 8 ranks at 16 kB each, some 100 of 64 ranks at 300 kB, two of
+/// 512 ranks at 16 MB.
 pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 
 /// Bytes of snapshots after which one answer of a list ends.

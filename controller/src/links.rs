@@ -196,16 +196,45 @@ pub fn without_claims_of(links: &[LinkRow], node: &NodeName) -> Vec<LinkRow> {
     links.iter().map(mirrored).collect()
 }
 
-/// The matrix between the ranks that run on `nodes`, or what is missing, in words.
+/// What nodes have been found to send and to receive, bit/s. A link has the less of what its two ends have, so the most over a node's links
+/// is the node's own.
+#[derive(Debug, Default)]
+struct Nics<'a> {
+    send: BTreeMap<&'a NodeName, f64>,
+    receive: BTreeMap<&'a NodeName, f64>,
+}
+
+impl<'a> Nics<'a> {
+    fn of(links: &'a LinkMap) -> Self {
+        let mut nics = Self::default();
+        for ((from, to), view) in links {
+            for (known, node) in [(&mut nics.send, from), (&mut nics.receive, to)] {
+                let most = known.get(node).copied().into_iter().chain(view.bandwidth_bps).reduce(f64::max);
+                known.extend(most.map(|most| (node, most)));
+            }
+        }
+        nics
+    }
+
+    /// Of a link that no test was made on, where tests were made on other links of both ends.
+    fn between(&self, from: &NodeName, to: &NodeName) -> Option<f64> {
+        self.send.get(from).zip(self.receive.get(to)).map(|(send, receive)| send.min(*receive))
+    }
+}
+
+/// The matrix between the ranks that run on `nodes`, or what is missing, in words. Links that no test was made on are taken from what their
+/// ends were found to send and receive: so the tests that are waited for grow with the nodes and not with their pairs.
 pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut age_ms = 0.0_f64;
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();
     let none = Link::new(0.0, 1e9).map_err(|e| e.to_string())?;
+    let nics = Nics::of(links);
     let mut get = |from: &NodeName, to: &NodeName| {
         let view = links.get(&(from.clone(), to.clone()));
-        let link = view.and_then(|v| Link::new(v.latency_us * 1e-6, v.bandwidth_bps?).ok());
+        let bandwidth_bps = |view: &LinkView| view.bandwidth_bps.or_else(|| nics.between(from, to));
+        let link = view.and_then(|view| Link::new(view.latency_us * 1e-6, bandwidth_bps(view)?).ok());
         match (view, link) {
             (Some(view), Some(link)) => {
                 age_ms = age_ms.max(view.latency_age_ms.min(view.bandwidth_age_ms.unwrap_or(f64::INFINITY)));
@@ -215,8 +244,12 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
                 }
                 link
             }
-            _ => {
-                missing.push(format!("{from} to {to}"));
+            (None, _) => {
+                missing.push(format!("no latency from {from} to {to}"));
+                none
+            }
+            (Some(_), None) => {
+                missing.push(format!("no throughput test from {from} to {to}"));
                 none
             }
         }
@@ -240,7 +273,7 @@ pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     missing.sort();
     let more = if missing.len() > 3 { format!(" and {} more", missing.len() - 3) } else { String::new() };
     missing.truncate(3);
-    Err(format!("no latency or no throughput test of the link {}{more}", missing.join(", ")))
+    Err(format!("{}{more}", missing.join(", ")))
 }
 
 /// Nodes are numbered in the order of their first ranks.
@@ -393,7 +426,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_matrix_waits_for_every_link_and_says_so() {
+    fn the_matrix_waits_for_what_every_link_is_known_by_and_says_so() {
         let (rows, mut tests) = full(&["a", "b"]);
         tests.iter_mut().filter(|test| test.src == node("b")).for_each(|test| test.bandwidth_bps = 2e9);
         tests.push(test("b", "c", 1e9));
@@ -411,7 +444,27 @@ pub(crate) mod tests {
         let ends = ["a", "b"].map(node);
         let missing =
             |rows: &[LinkRow], tests: &[TestRow]| matrix(&merge(rows, tests, Timestamp(0)), &ends).unwrap_err();
-        assert_eq!(missing(&rows[..1], &[test("a", "b", 1e9)]), "no latency or no throughput test of the link b to a");
-        assert_eq!(missing(&rows, &[test("b", "a", 1e9)]), "no latency or no throughput test of the link a to b");
+        assert_eq!(missing(&rows[..1], &[test("a", "b", 1e9)]), "no latency from b to a");
+        assert_eq!(missing(&rows, &[test("b", "a", 1e9)]), "no throughput test from a to b");
+    }
+
+    #[test]
+    fn a_link_without_a_test_has_what_its_ends_were_found_to_have() {
+        let (rows, tests) = full(&["a", "b", "c", "d"]);
+        let nodes = ["a", "b", "c", "d"].map(node);
+        let slow = |test: &TestRow| if test.src == node("d") { 1e8 } else { 1e9 };
+        let among = |pairs: &[(&str, &str)]| -> Vec<TestRow> {
+            let of = |t: &&TestRow| pairs.iter().any(|(a, b)| t.src == node(a) && t.dst == node(b));
+            tests.iter().filter(of).map(|t| TestRow { bandwidth_bps: slow(t), ..t.clone() }).collect()
+        };
+        let of = |tests: &[TestRow]| matrix(&merge(&rows, tests, Timestamp(0)), &nodes);
+        let links = |pairs| of(&among(pairs)).unwrap().matrix;
+        let pairs = [("a", "b"), ("b", "a"), ("c", "d"), ("d", "c"), ("b", "c")];
+        let bandwidths = |links: LinkMatrix| [(3, 0), (2, 3), (0, 2)].map(|(i, j)| links.get(i, j).bandwidth.get());
+        // As long as nothing but d has sent to c, either may be what is slow.
+        assert_eq!(bandwidths(links(&pairs[..4])), [1e8, 1e9, 1e8]);
+        assert_eq!(bandwidths(links(&pairs)), [1e8, 1e9, 1e9]);
+        let without = of(&among(&[("a", "b"), ("b", "c"), ("c", "a")])).unwrap_err();
+        assert!(without.starts_with("no throughput test from a to d, no throughput test from b to d, "), "{without}");
     }
 }

@@ -79,10 +79,6 @@ table! {
     JOB_PREDICTED = "flexcomm_job_predicted_seconds" ["training_job", "part"];
     /// Trials of the job, by state.
     JOB_TRIALS = "flexcomm_job_trials" ["training_job", "state"];
-    /// Fitted coefficients of the cost model, by coefficient: fixed (seconds), a, b.
-    COEFFICIENT = "flexcomm_model_coefficient" ["backend", "collective", "coefficient"];
-    /// Median relative error of the fitted cost model over its window.
-    MODEL_ERROR = "flexcomm_model_median_error_ratio" ["backend", "collective"];
     /// Reports that were not stored, by reason.
     REJECTED_REPORTS = "flexcomm_rejected_reports_total" ["reason"];
     /// Whether the store works.
@@ -99,8 +95,6 @@ table! {
     REFUSED_CONNECTIONS = "flexcomm_refused_connections_total" ["limit"];
     /// Log lines dropped because stderr was closed or its reader was too slow.
     LOG_DROPPED = "flexcomm_log_lines_dropped_total" [];
-    /// Measured intervals that the cost model was fitted to.
-    FITTED = "flexcomm_model_fitted_intervals_total" [];
     /// Reports that came a second time and were dropped.
     REPEATED = "flexcomm_repeated_reports_total" [];
     /// Order streams that are open.
@@ -122,8 +116,6 @@ pub struct Counters {
     pub refused_connections: IntCounterVec,
     /// See [`LOG_DROPPED`].
     pub log_dropped: IntCounter,
-    /// See [`FITTED`].
-    pub fitted: IntCounter,
     /// See [`REPEATED`].
     pub repeated: IntCounter,
     /// See [`PASS_SECONDS`].
@@ -144,7 +136,6 @@ impl Counters {
             refused_requests: counters(REFUSED_REQUESTS),
             refused_connections: counters(REFUSED_CONNECTIONS),
             log_dropped: counter(LOG_DROPPED),
-            fitted: counter(FITTED),
             repeated: counter(REPEATED),
             pass_seconds: Histogram::with_opts(options).expect("the table's names are valid"),
         }
@@ -168,7 +159,6 @@ impl Scrape {
         registry.register(Box::new(counters.refused_connections.clone()))?;
         counters.log_dropped.inc_by(flexcomm_log::take_dropped());
         registry.register(Box::new(counters.log_dropped.clone()))?;
-        registry.register(Box::new(counters.fitted.clone()))?;
         registry.register(Box::new(counters.repeated.clone()))?;
         registry.register(Box::new(counters.pass_seconds.clone()))?;
         Ok(Self { registry, gauges: Vec::new() })

@@ -1,6 +1,5 @@
 //! Closed forms of the Hockney alpha-beta model (the paper's Table I) for allgather and broadcast, where they are exact; an
-//! allreduce's is that of its schedule ([`flexcomm_collectives::Allreduce`]). Which counts when is in [`crate::terms`], what
-//! collectives really took in [`crate::coefficients`]. The paper's other forms are what tests compare predictions with
+//! allreduce's is that of its schedule ([`flexcomm_collectives::Allreduce`]). Which counts when is in [`crate::terms`]. The paper's other forms are what tests compare predictions with
 //! (`cost/tests.rs`). Logarithms are base 2.
 
 /// A uniform network: every pair of `n` workers is joined by the same link.

@@ -1,12 +1,11 @@
-//! Pure: how good is each choice. Cost models, fits, profiles, NSGA-II, Pareto front, policies.
+//! Pure: how good is each choice. Cost models, profiles, NSGA-II, Pareto front, policies.
 //!
 //! No IO, no clock, no ambient randomness: seeds and times are arguments. The path of a decision:
 //! [`Space`] lists the candidates, [`Problem::evaluate`] predicts each one's objectives
-//! (t_comp, t_sync, 1/gain) from link matrix, codec sizes, profiles and fitted coefficients,
+//! (t_comp, t_sync, 1/gain) from link matrix, codec sizes and profiles,
 //! [`pareto::front`] drops what is dominated, and a [`policy::Policy`] picks one point.
 //! A strategy for each bucket makes the space large: [`nsga`] searches it.
 
-pub mod coefficients;
 pub mod cost;
 pub mod enumerate;
 pub mod nsga;
@@ -20,7 +19,6 @@ pub mod space;
 pub mod terms;
 pub mod times;
 
-pub use coefficients::{CoefficientBook, Coefficients, Fit, Sample};
 pub use enumerate::{Solution, solve, solve_among};
 pub use nsga::Solver;
 pub use policy::{Choice, Policy, PolicyConfig};

@@ -3,7 +3,7 @@
 use crate::prior::{assumed_bytes, prior_gain, selected_by_one};
 use crate::quality::delay;
 use crate::terms::Paths;
-use crate::{CoefficientBook, Load, Profile, Quality, Terms, Times, dense_bytes};
+use crate::{Load, Profile, Quality, Terms, Times, dense_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub struct Problem {
     pub compute: Seconds,
     /// g in [1, 10]: t_step = (compute^g + (t_comp + t_sync)^g)^(1/g). 1: no overlap (AdaptDL's model).
     pub overlap: f64,
-    /// What moves the bytes; selects the fitted coefficients.
+    /// What moves the bytes; the lab's collectives have other critical paths.
     pub backend: String,
     /// Message sizes; compressors without an entry weigh as [`assumed_bytes`] says.
     pub codecs: BTreeMap<Family, CodecBytes>,
@@ -30,8 +30,6 @@ pub struct Problem {
     /// What compressing takes where no profile tells it.
     #[serde(default)]
     pub times: Times,
-    /// Fitted to measured times of this job or backend.
-    pub coefficients: CoefficientBook,
 }
 
 /// One candidate with its predicted objectives.
@@ -50,7 +48,7 @@ pub struct Evaluated {
     /// ω/N of an unbiased compressor without error feedback, else 0; see [`Quality::variance`].
     #[serde(default)]
     pub variance: f64,
-    /// The model's latency and bandwidth terms behind `t_sync`, before the fitted coefficients.
+    /// The model's latency and bandwidth terms behind `t_sync`.
     pub terms: Terms,
 }
 
@@ -93,7 +91,7 @@ pub enum ProblemError {
 
 impl Problem {
     /// A job on a network with nothing measured yet: no compute time, no overlap, the paper's message
-    /// sizes, prior profiles and coefficients.
+    /// sizes and prior profiles.
     pub fn new(values: u64, links: LinkMatrix) -> Self {
         Self {
             values,
@@ -104,7 +102,6 @@ impl Problem {
             codecs: BTreeMap::new(),
             profiles: BTreeMap::new(),
             times: Times::default(),
-            coefficients: CoefficientBook::default(),
         }
     }
 
@@ -229,9 +226,8 @@ impl<'a> Evaluator<'a> {
         }
         let load = Load { values: p.values, codec: p.codec(strategy.family()) };
         let terms = self.paths.terms(strategy, &load);
-        let t_sync = p.coefficients.get(strategy.collective(), &p.backend).predict(terms);
         let (gain, t_comp) = self.profiled(strategy);
-        p.evaluated(strategy, [t_comp, t_sync], p.quality(strategy, gain), terms)
+        p.evaluated(strategy, [t_comp, terms.total()], p.quality(strategy, gain), terms)
     }
 
     fn profiled(&self, strategy: &Strategy) -> (Gain, f64) {

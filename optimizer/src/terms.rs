@@ -33,8 +33,7 @@ pub struct Load {
     pub codec: CodecBytes,
 }
 
-/// Seconds on the critical path, by cause. Their sum is the prior of t_sync; the fitted
-/// [`crate::Coefficients`] weigh them separately.
+/// Seconds on the critical path, by cause. Their sum is t_sync where nothing is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Terms {
     /// What remains when nothing weighs anything: the latencies.

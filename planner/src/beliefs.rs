@@ -71,8 +71,8 @@ pub(crate) struct Priced {
     pub(crate) plan: Plan,
     /// At the medians.
     pub(crate) what: Evaluated,
-    /// What a step waits for the collective by the cost model alone.
-    pub(crate) model_sync: Seconds,
+    /// (t_comp in s, t_sync in s, 1/gain) at the medians, as policies see them.
+    pub(crate) objectives: [f64; 3],
     /// What the policy minimises, by sample; empty where it does not admit the candidate.
     pub(crate) scores: Vec<f64>,
     /// Their mean; infinite where it is not admitted.
@@ -94,6 +94,8 @@ pub(crate) struct Prices {
     pub(crate) plans: Vec<Priced>,
     /// Logarithms of seconds per byte, in the samples of the plans' scores.
     pub(crate) bandwidth: Vec<f64>,
+    /// Plans by bucket that only the search has found.
+    pub(crate) found: Vec<Plan>,
 }
 
 impl Beliefs {
@@ -346,14 +348,16 @@ impl Beliefs {
     pub(crate) fn price(&mut self, s: &Snapshot, mut plans: Vec<Plan>, rng: &mut (impl RngCore + ?Sized)) -> Prices {
         let Some(problem) = self.problem(s) else { return Prices::default() };
         let mut known = Known::over(&problem);
-        let found = self.search(s, &mut known, rng);
-        let new: Vec<Plan> = found.into_iter().filter(|plan| !plans.contains(plan)).collect();
+        let by_bucket = self.search(s, &mut known, rng);
+        let found: Vec<Plan> =
+            by_bucket.iter().filter(|(_, is_listed)| !is_listed).map(|(plan, _)| plan.clone()).collect();
+        let new: Vec<Plan> = by_bucket.into_iter().map(|(plan, _)| plan).filter(|plan| !plans.contains(plan)).collect();
         plans.extend(new);
-        self.sample(s, &mut known, plans)
+        Prices { found, ..self.sample(s, &mut known, plans) }
     }
 
-    /// Plans by bucket that are worth pricing, by what is expected; none where the gradient is one bucket or nothing can be compressed.
-    fn search(&mut self, s: &Snapshot, known: &mut Known<'_>, rng: &mut (impl RngCore + ?Sized)) -> Vec<Plan> {
+    /// Plans by bucket that are worth pricing, by what is expected, and whether they were listed before the search; none where the gradient is one bucket or nothing can be compressed.
+    fn search(&mut self, s: &Snapshot, known: &mut Known<'_>, rng: &mut (impl RngCore + ?Sized)) -> Vec<(Plan, bool)> {
         let shape = shape(s);
         if s.ranks < 2 || shape.shares().len() < 2 {
             return Vec::new();
@@ -377,9 +381,11 @@ impl Beliefs {
             Expected { cost, lost: quality.log_inverse_gain(), steps: quality.log_steps(law) }
         };
         let expected: Vec<Expected> = of.iter().zip(costs).map(expected).collect();
-        let groups = Groups { shape: &shape, backward_s, options: &expected };
+        let in_force = shape.by_group(s.plan()).into_iter().map(|x| of.iter().position(|e| e.strategy == *x)).collect();
+        let groups = Groups::new((&shape, backward_s), &expected, &s.config.policy, in_force);
+        let plan = |choice: &Vec<usize>| shape.plan(choice.iter().map(|i| &of[*i].strategy));
         let found = groups.found(rng.next_u64(), &s.policy);
-        found.iter().filter_map(|choice| shape.plan(choice.iter().map(|i| &of[*i].strategy))).collect()
+        found.iter().filter_map(|choice| Some((plan(choice)?, groups.is_listed(choice)))).collect()
     }
 
     /// The plans with samples of their price.
@@ -413,16 +419,14 @@ impl Beliefs {
         let sampled = Sampled::new(s, of_kinds, (compute_s, comp), gains);
         let each = plans.iter().zip(by_group).zip(waits.of_plans);
         let priced = |((plan, by_group), sync): ((&Plan, Vec<usize>), Vec<f64>)| {
-            // Of a plan by bucket the last one's.
-            let last = of.iter().find(|e| e.strategy == *plan.last())?;
+            // Of a plan by bucket the last one's, of the buckets that there are.
+            let last = &of[*by_group.last()?];
             let by_kind: Vec<usize> = by_group.iter().map(|i| kind_of[*i]).collect();
             let values = weights(shape.shares(), &by_kind, kinds.len());
             let energies = weights(shape.energies(), &by_kind, kinds.len());
-            let shares = weights(shape.shares(), &by_group, of.len());
-            let model_s = of.iter().zip(shares).map(|(e, share)| share * e.t_sync.get()).sum();
-            Some(sampled.priced(s, (plan, last), (&values, &energies), (&sync, model_s)))
+            Some(sampled.priced(s, (plan, last), (&values, &energies), &sync))
         };
-        Prices { plans: each.filter_map(priced).collect(), bandwidth: waits.bandwidth }
+        Prices { plans: each.filter_map(priced).collect(), bandwidth: waits.bandwidth, found: Vec::new() }
     }
 
     /// The step that the links claim for the strategy in force, where its newest steps show a network that is far faster: then one of
@@ -432,9 +436,7 @@ impl Beliefs {
         let scatter = m.scatter.filter(|_| m.steps >= LEAST_STEPS)?;
         let problem = s.problem(&links.matrix, BTreeMap::new());
         let claimed = Evaluator::new(&problem).evaluate(s.plan().alike()?).ok()?;
-        let unfitted_s = problem.compute.get() + claimed.terms.alpha_s + claimed.terms.beta_s;
-        let longest_s = CONTRADICTION * scatter.step_high.get();
-        (claimed.t_step.get() > longest_s && unfitted_s > longest_s).then_some(claimed.t_step)
+        (claimed.t_step.get() > CONTRADICTION * scatter.step_high.get()).then_some(claimed.t_step)
     }
 }
 
@@ -539,13 +541,13 @@ impl Sampled {
     }
 
     /// A plan, of which `last` is the last bucket's strategy, by the kinds' shares of the gradient's values and of its energy, whose
-    /// steps wait for so long: in samples, and by the cost model.
+    /// steps wait for so long, in samples.
     fn priced(
         &self,
         s: &Snapshot,
         (plan, last): (&Plan, &Evaluated),
         (values, energies): (&[f64], &[f64]),
-        (sync, model_s): (&[f64], f64),
+        sync: &[f64],
     ) -> Priced {
         let compute_s = compute(s).median_s;
         let mixed = |samples: &[Vec<f64>], weights: &[f64]| -> Vec<f64> {
@@ -597,7 +599,7 @@ impl Sampled {
         };
         let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
         let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        Priced { plan: plan.clone(), model_sync: seconds(model_s), mean, scores, what, log_steps: steps }
+        Priced { plan: plan.clone(), objectives: expected.objectives(), mean, scores, what, log_steps: steps }
     }
 
     /// Logarithm of 1/gain as policies see it, over kinds of these shares of the energy; `gain` takes one of a kind's samples.

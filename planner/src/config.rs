@@ -19,10 +19,12 @@ pub struct Config {
     /// progress of a dense step: what the user waits for. A name alone has its default settings.
     #[serde(deserialize_with = "policy")]
     pub policy: PolicyConfig,
-    /// Candidate ratios besides dense. Default: the paper's 0.1 divided by 3 down to 0.001.
+    /// Candidate ratios besides dense. Default: 0.1 divided by 3 down to 0.001, as in the paper: what two neighbours cost differs by more
+    /// than is believed with certainty, and plans by bucket may have the ratios between them.
     pub crs: Vec<CompressionRatio>,
     /// Compressors that may be chosen: `topk`, `fp16`, `powersgd` with any parameters and memory, or one without its ratio,
-    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)` (ratios are `crs`); absent: all that the job offers.
+    /// `topk(k=*)+ef(vanilla)`, `powersgd(rank=2)+ef(vanilla)` (ratios are `crs`); absent: all that the job offers, since what they cost and
+    /// keep is believed of each.
     pub compressors: Option<Vec<Allowed>>,
     /// Whether biased compressors without error feedback (`topk(k=*)`) are candidates where the job offers them. Default false:
     /// what they leave out of a step never arrives, and training may end elsewhere. Casts to half precision are not meant.
@@ -113,6 +115,7 @@ const REPLACED: &[(&[&str], &str)] = &[
     ),
     (&["horizon_s"], "nothing: the time to the next change of the network is learnt"),
     (&["apply_patience_s"], "planner.apply_timeout_s"),
+    (&["selection"], "planner.selections, of which each is a candidate"),
     (&["least_confidence", "max_link_age_s"], "nothing: estimates lose certainty as they age"),
     (
         &[
@@ -251,6 +254,11 @@ mod tests {
         let known: Vec<&String> = known.as_object().unwrap().keys().collect();
         assert_eq!(known.len(), 10, "{known:?}");
         assert!(known.iter().all(|key| Config::replacement(key).is_none()));
+        for (keys, replacement) in REPLACED {
+            let named = |key: &&String| replacement.contains(&format!("planner.{key}"));
+            let is_valid = replacement.starts_with("nothing: ") || known.iter().any(named);
+            assert!(is_valid, "{keys:?} are replaced by {replacement}, which is no key");
+        }
     }
 
     #[test]

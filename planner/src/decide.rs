@@ -12,7 +12,7 @@ use crate::{
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_estimation::{TEST_TELLS_S, test_sd};
-use flexcomm_optimizer::{Evaluated, Solver, pareto};
+use flexcomm_optimizer::{Solver, pareto};
 use rand::RngCore;
 
 /// Steps that it takes to learn what a strategy costs; one with error feedback is known later, when its residual has filled.
@@ -70,6 +70,8 @@ struct Call<'a> {
     memory: Memory,
     /// Best first.
     all: Vec<Priced>,
+    /// Plans by bucket among them that only the search has found.
+    found: Vec<Plan>,
     /// What each is worth against the strategy in force.
     worth: Vec<Worth>,
     /// What a throughput test is expected to save, as a share.
@@ -181,6 +183,7 @@ impl<'a> Call<'a> {
             now,
             memory,
             all: Vec::new(),
+            found: Vec::new(),
             worth: Vec::new(),
             test_worth: 0.0,
             contradicted: None,
@@ -293,7 +296,7 @@ impl<'a> Call<'a> {
             }
         }
         let prices = self.memory.beliefs.price(self.s, plans, rng);
-        self.all = prices.plans;
+        (self.all, self.found) = (prices.plans, prices.found);
         if !self.offered() {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
@@ -592,8 +595,8 @@ impl<'a> Call<'a> {
     }
 
     fn report(&self, verdict: &str, why: String, chosen: Plan) -> Report {
-        let candidates: Vec<Evaluated> = self.all.iter().map(|x| x.what.clone()).collect();
-        let front = pareto::front(&candidates);
+        let objectives: Vec<[f64; 3]> = self.all.iter().map(|x| x.objectives).collect();
+        let front = pareto::front_of(&objectives);
         let is_admitted = |i: usize| self.all[i].mean.is_finite();
         let is_compared = |i: &usize| is_admitted(*i) && self.in_force().is_some_and(is_admitted);
         let worth = |i: usize| Some(i).filter(is_compared).and_then(|i| self.worth.get(i));
@@ -601,9 +604,9 @@ impl<'a> Call<'a> {
             plan: x.plan.clone(),
             t_comp_s: x.what.t_comp.get(),
             t_sync_s: x.what.t_sync.get(),
-            model_sync_s: x.model_sync.get(),
             t_step_s: x.what.t_step.get(),
             gain: x.what.gain,
+            inverse_gain: Some(x.objectives[2]),
             variance: x.what.variance,
             score: x.mean.is_finite().then_some(x.mean),
             on_front: front.contains(&i),
@@ -626,7 +629,7 @@ impl<'a> Call<'a> {
             in_force,
             contradicted_s: self.contradicted.map(Seconds::get),
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
-            solver: if chosen.alike().is_some() { Solver::Enumeration } else { Solver::NsgaII },
+            solver: if self.found.contains(&chosen) { Solver::NsgaII } else { Solver::Enumeration },
             chosen,
             proposed: self.proposed.clone(),
             policy: self.s.config.policy.policy().name().to_owned(),

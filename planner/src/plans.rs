@@ -4,13 +4,13 @@
 //! ones are compressed. One ratio for all cannot have both. The search is over what is expected; what it finds is then priced by the
 //! same samples as everything else.
 
-use crate::{JobPolicy, Snapshot};
+use crate::{JobPolicy, PolicyConfig, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
 use flexcomm_domain::{CompressionRatio, Gain, Plan, Seconds, Strategy};
 use flexcomm_estimation::exchange::BACKWARD_SHARE;
 use flexcomm_estimation::{Compute, Cost, Shape};
 use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
-use flexcomm_optimizer::{Delay, Evaluated};
+use flexcomm_optimizer::{Delay, Evaluated, Terms};
 
 /// Plans of a search that are priced.
 const MOST_FOUND: usize = 16;
@@ -21,6 +21,10 @@ const MOST_LISTED: usize = 128;
 /// Bounded by counts and not by a clock, so that the same seed finds the same: some milliseconds, however many buckets and options there
 /// are (`planner/benches/decide.rs`).
 const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Given };
+
+fn seconds(s: f64) -> Seconds {
+    Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO)
+}
 
 /// What a bucket may run: the candidates, and ratios between theirs. A memory with a momentum of its own takes the optimizer's place,
 /// which is one for all buckets.
@@ -77,13 +81,31 @@ pub(crate) struct Expected {
 
 /// A step of a job whose groups of buckets choose among options.
 pub(crate) struct Groups<'a> {
-    pub(crate) shape: &'a Shape,
+    shape: &'a Shape,
     /// Seconds in which buckets become ready.
-    pub(crate) backward_s: f64,
-    pub(crate) options: &'a [Expected],
+    backward_s: f64,
+    options: &'a [Expected],
+    /// What is minimised.
+    policy: &'a PolicyConfig,
+    /// What is searched from: the best of those with one option for all groups, and of those with one for the first few and another for the
+    /// rest,
+    listed: Vec<Vec<usize>>,
+    /// and what is in force, where that is among the options.
+    in_force: Option<Vec<usize>>,
 }
 
-impl Groups<'_> {
+impl<'a> Groups<'a> {
+    pub(crate) fn new(
+        (shape, backward_s): (&'a Shape, f64),
+        options: &'a [Expected],
+        policy: &'a PolicyConfig,
+        in_force: Option<Vec<usize>>,
+    ) -> Self {
+        let mut groups = Self { shape, backward_s, options, policy, listed: Vec::new(), in_force };
+        groups.listed = groups.list(SETTINGS.population);
+        groups
+    }
+
     /// Seconds of compressing and of waiting that a step shows, beyond computing.
     fn exposed(&self, choice: &[usize]) -> [f64; 2] {
         let cost = |group: usize| self.options[choice[group]].cost;
@@ -115,9 +137,24 @@ impl Groups<'_> {
         [compress_s, self.shape.compute.median_s + compress_s + waits_s]
     }
 
-    /// Seconds for the progress of a dense step.
+    /// What the policy minimises, as expected: by time-to-quality seconds for the progress of a dense step.
     fn price(&self, choice: &[usize]) -> f64 {
-        self.times(choice)[1] * self.by_energy(choice, |option| option.steps).exp()
+        let [compress_s, step_s] = self.times(choice);
+        if matches!(self.policy, PolicyConfig::TimeToQuality(_)) {
+            return step_s * self.by_energy(choice, |option| option.steps).exp();
+        }
+        let compute = seconds(self.shape.compute.median_s);
+        // Other policies see three numbers, whatever the strategies.
+        let what = Evaluated {
+            strategy: Strategy::DENSE_RING,
+            t_comp: seconds(compress_s),
+            t_sync: seconds(step_s - compress_s - compute.get()),
+            t_step: seconds(step_s),
+            gain: Gain::new((-self.by_energy(choice, |option| option.lost)).exp()).unwrap_or(Gain::FULL),
+            variance: 0.0,
+            terms: Terms::default(),
+        };
+        self.policy.policy().score(&what, compute).unwrap_or(f64::INFINITY)
     }
 
     fn is_admitted(&self, choice: &[usize], policy: &JobPolicy) -> bool {
@@ -146,7 +183,7 @@ impl Groups<'_> {
         }
     }
 
-    /// The best plans by the price among those that NSGA-II finds and the job's policy admits, of which not all groups are alike; best
+    /// The best plans by the price among those that NSGA-II finds and the job's limits admit, of which not all groups are alike; best
     /// first.
     pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
         let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
@@ -175,6 +212,7 @@ pub struct Buckets {
     shape: Shape,
     of: Vec<Evaluated>,
     options: Vec<Expected>,
+    policy: PolicyConfig,
 }
 
 impl Buckets {
@@ -187,11 +225,13 @@ impl Buckets {
             steps: e.quality().log_steps(law),
         };
         let options = of.iter().map(expected).collect();
-        Self { shape: Shape::new(values, energies, Compute::measured(compute.get())), of, options }
+        let shape = Shape::new(values, energies, Compute::measured(compute.get()));
+        Self { shape, of, options, policy: PolicyConfig::default() }
     }
 
     fn groups<'a>(&'a self, options: &'a [Expected]) -> Groups<'a> {
-        Groups { shape: &self.shape, backward_s: BACKWARD_SHARE * self.shape.compute.median_s, options }
+        let backward_s = BACKWARD_SHARE * self.shape.compute.median_s;
+        Groups::new((&self.shape, backward_s), options, &self.policy, None)
     }
 
     /// Each strategy in all buckets, in the same order.
@@ -203,7 +243,6 @@ impl Buckets {
 
     /// With these times of compressing and of the whole step.
     fn timed(&self, of: &Evaluated, [compress_s, step_s]: [f64; 2]) -> Evaluated {
-        let seconds = |s: f64| Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO);
         let t_sync = seconds(step_s - compress_s - self.shape.compute.median_s);
         Evaluated { t_comp: seconds(compress_s), t_sync, t_step: seconds(step_s), ..of.clone() }
     }
@@ -262,8 +301,18 @@ impl Search for Groups<'_> {
         [t_comp, t_sync, self.by_energy(choice, |option| option.lost).exp()]
     }
 
-    /// The best of those with one option for all groups, and of those with one for the first few and another for the rest.
     fn start(&self, count: usize) -> Vec<Vec<usize>> {
+        self.in_force.iter().chain(&self.listed).take(count).cloned().collect()
+    }
+}
+
+impl Groups<'_> {
+    /// Whether it is known without a search.
+    pub(crate) fn is_listed(&self, choice: &Vec<usize>) -> bool {
+        self.listed.contains(choice)
+    }
+
+    fn list(&self, count: usize) -> Vec<Vec<usize>> {
         let (groups, options) = (self.genes(), self.cells());
         let two = |first: usize, rest: usize, from: usize| -> Vec<usize> {
             (0..groups).map(|group| if group < from { first } else { rest }).collect()
@@ -283,6 +332,7 @@ impl Search for Groups<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::LazyLock;
 
     /// Dense, and two ratios, of a gradient that takes 0.4 s to send behind 0.1 s of backward.
     fn options() -> Vec<Expected> {
@@ -300,26 +350,34 @@ mod tests {
             .collect()
     }
 
+    fn groups<'a>(shape: &'a Shape, backward_s: f64, options: &'a [Expected]) -> Groups<'a> {
+        static POLICY: LazyLock<PolicyConfig> = LazyLock::new(PolicyConfig::default);
+        Groups::new((shape, backward_s), options, &POLICY, None)
+    }
+
     #[test]
     fn what_is_searched_is_what_listing_all_plans_finds() {
         let options = options();
+        let mut beyond_the_list = 0;
         for backward_s in [0.02, 0.1, 0.3, 1.0] {
             let shape = Shape::new(&[4, 1, 2, 6, 1, 3], &[], Compute::measured(backward_s / 0.6));
-            let groups = Groups { shape: &shape, backward_s, options: &options };
+            let groups = groups(&shape, backward_s, &options);
             let listed = groups.best(all(6, 3), 1).remove(0);
             let searched = groups.best(nsga::choices(&groups, &SETTINGS, 7).unwrap(), 1).remove(0);
             let [best, found] = [&listed, &searched].map(|choice| groups.price(choice));
             assert!(found <= best * (1.0 + 1e-9), "{searched:?} at {found}, {listed:?} at {best}");
             let alike = (0..3).map(|option| groups.price(&[option; 6])).fold(f64::INFINITY, f64::min);
             assert!(best <= alike);
+            beyond_the_list += u32::from(!groups.is_listed(&searched));
         }
+        assert!(beyond_the_list > 1, "the search finds what is not listed");
     }
 
     #[test]
     fn what_hides_behind_backward_stays_dense_and_the_last_bucket_is_compressed() {
         let options = options();
         let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(1.0));
-        let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
+        let groups = groups(&shape, 0.6, &options);
         let found = groups.found(1, &JobPolicy::default());
         assert!(found.len() > 1 && found[0][0] == 0 && found[0][5] != 0, "{found:?}");
         assert!(groups.price(&found[0]) < 0.98 * (0..3).map(|x| groups.price(&[x; 6])).fold(f64::INFINITY, f64::min));
@@ -331,11 +389,34 @@ mod tests {
         let options = options();
         let [much, little] = [[0.1f32, 0.9], [0.9, 0.1]].map(|energies| {
             let shape = Shape::new(&[6, 6], &energies, Compute::measured(0.1));
-            let groups = Groups { shape: &shape, backward_s: 0.05, options: &options };
+            let groups = groups(&shape, 0.05, &options);
             (groups.price(&[0, 2]), groups.times(&[0, 2]), groups.best(vec![vec![0, 2], vec![2, 0]], 1).remove(0))
         });
         assert!(little.0 < much.0 && little.1 == much.1, "{little:?} {much:?}");
         assert_eq!((little.2, much.2), (vec![0, 2], vec![2, 0]), "what has little of the energy is compressed");
+    }
+
+    #[test]
+    fn plans_are_found_by_the_policy_that_compares_them() {
+        let options = options();
+        let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(0.2));
+        let [knee, time] = ["knee", "time-to-quality"].map(|name| PolicyConfig::by_name(name).unwrap());
+        let [by_knee, by_time] = [&knee, &time].map(|policy| Groups::new((&shape, 0.12), &options, policy, None));
+        let differing = all(6, 3).into_iter().filter(|choice| choice.windows(2).any(|pair| pair[0] != pair[1]));
+        let best = by_knee.best(differing.collect(), 1).remove(0);
+        let [found, other] = [&by_knee, &by_time].map(|groups| groups.found(1, &JobPolicy::default()));
+        assert!(by_knee.price(&found[0]) <= by_knee.price(&best) * (1.0 + SAME), "{found:?}, best {best:?}");
+        assert!(!other.contains(&found[0]), "{other:?}");
+    }
+
+    #[test]
+    fn what_is_in_force_is_searched_from() {
+        let options = options();
+        let shape = Shape::new(&[6, 6, 6], &[], Compute::measured(0.2));
+        let odd = vec![1, 2, 0];
+        let (policy, count) = (PolicyConfig::default(), SETTINGS.population);
+        let first = |in_force| Groups::new((&shape, 0.12), &options, &policy, in_force).start(count);
+        assert!(first(Some(odd.clone())).contains(&odd) && !first(None).contains(&odd));
     }
 
     #[test]
@@ -344,17 +425,17 @@ mod tests {
         let mut options = options();
         options.push(Expected { steps: options[2].steps * 1.0001, ..options[2] });
         let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(0.03));
-        let groups = Groups { shape: &shape, backward_s: 0.02, options: &options };
+        let little = groups(&shape, 0.02, &options);
         let policy = JobPolicy::default();
         let mixed = [2, 3, 2, 3, 2, 3];
-        let merged = groups.simplified(mixed.into(), &policy);
+        let merged = little.simplified(mixed.into(), &policy);
         assert_eq!(merged, [2; 6]);
-        assert!(groups.price(&merged) <= groups.price(&mixed) * (1.0 + SAME));
+        assert!(little.price(&merged) <= little.price(&mixed) * (1.0 + SAME));
         let least_gain = Some(0.9999);
-        let strict = groups.simplified(mixed.into(), &JobPolicy { least_gain, ..policy.clone() });
+        let strict = little.simplified(mixed.into(), &JobPolicy { least_gain, ..policy.clone() });
         assert_eq!(strict, mixed, "no merge is admitted");
         let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(1.0));
-        let groups = Groups { shape: &shape, backward_s: 0.6, options: &options };
+        let groups = groups(&shape, 0.6, &options);
         assert_eq!(groups.simplified(vec![0, 0, 0, 0, 0, 1], &policy), [0, 0, 0, 0, 0, 1]);
     }
 

@@ -224,12 +224,14 @@ pub struct Alternative {
     pub t_comp_s: f64,
     /// What a step waits for the collective, seconds, as expected of all that was measured: the median of the samples.
     pub t_sync_s: f64,
-    /// The collective by the model alone, seconds.
-    pub model_sync_s: f64,
     /// The whole step, seconds.
     pub t_step_s: f64,
     /// Predicted gain.
     pub gain: Gain,
+    /// 1/gain as policies compare it and limits are held against it: over buckets the mean in logarithms, of AR-Topk by what it makes of the
+    /// gain. Absent from reports of earlier releases.
+    #[serde(default)]
+    pub inverse_gain: Option<f64>,
     /// The relative variance that an unbiased compressor without error feedback adds to the mean, ω/N; else 0.
     #[serde(default)]
     pub variance: f64,
@@ -244,6 +246,6 @@ pub struct Alternative {
     /// The probability that it is better than what is in force; likewise.
     #[serde(default)]
     pub sure: Option<f64>,
-    /// The latency and bandwidth terms behind `model_sync_s`, before the fitted coefficients.
+    /// The latency and bandwidth terms of its collective over the links as believed; of a plan by bucket the last bucket's.
     pub terms: Terms,
 }

@@ -5,7 +5,7 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
     Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{CoefficientBook, DELAY_STEPS, Delay, Problem, Profile, Times};
+use flexcomm_optimizer::{DELAY_STEPS, Delay, Problem, Profile, Times};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ pub struct Snapshot {
     /// has not as many numbers as there are buckets, it is that of their values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub energies: Vec<f32>,
-    /// What moves the bytes; selects the fitted coefficients.
+    /// What moves the bytes; what earlier jobs have shown of collectives counts where theirs was the same.
     pub backend: String,
     /// Exponent of the overlap of computation and communication, 1 (none) to 10; see [`Problem::overlap`].
     pub overlap: f64,
@@ -47,8 +47,6 @@ pub struct Snapshot {
     /// What compressing takes on the job's machines where no profile tells it.
     #[serde(default)]
     pub times: Times,
-    /// Fitted to measured times.
-    pub coefficients: CoefficientBook,
     /// Median of what a step takes besides compressing and communicating: forward, backward, optimizer,
     /// waiting for data and for late ranks. Absent before the first steps were reported.
     pub compute: Option<Seconds>,
@@ -329,7 +327,6 @@ impl Snapshot {
             links: None,
             profiles: Profiles::default(),
             times: Times::default(),
-            coefficients: CoefficientBook::default(),
             compute: None,
             earlier: Version(0),
             begun_with: None,
@@ -446,7 +443,6 @@ impl Snapshot {
             codecs: self.offer.codecs.clone(),
             profiles,
             times: self.times.clone(),
-            coefficients: self.coefficients.clone(),
         }
     }
 }

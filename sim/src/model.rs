@@ -1,7 +1,9 @@
 //! Jobs whose true costs the simulation knows and the planner does not.
 
+use crate::loss::LossCourse;
 use flexcomm_domain::{Collective, CompressionRatio, Strategy};
 use flexcomm_optimizer::Times;
+use rand::{Rng, RngCore};
 use std::collections::BTreeMap;
 
 /// What a training job really costs and what compression really keeps.
@@ -11,6 +13,10 @@ pub struct Model {
     pub name: String,
     /// Values in the gradient.
     pub values: u64,
+    /// Values in each bucket of the gradient, in the order in which backward has them ready; empty: it is one bucket.
+    pub buckets: Vec<u64>,
+    /// The share of each bucket in the gradient's energy, as the job reports it; empty: that of its values, and none is reported.
+    pub energies: Vec<f32>,
     /// Forward, backward and the rest of a step, seconds.
     pub compute_s: f64,
     /// Steps of an epoch at gain 1.
@@ -23,6 +29,8 @@ pub struct Model {
     pub gain: GainCourse,
     /// What each collective takes besides its model.
     pub hidden: BTreeMap<Collective, Hidden>,
+    /// What its training loss does.
+    pub loss: LossCourse,
 }
 
 /// What a collective really takes, by the terms of the model.
@@ -94,6 +102,8 @@ impl Model {
         Some(Self {
             name: name.to_owned(),
             values: params as u64,
+            buckets: Vec::new(),
+            energies: Vec::new(),
             compute_s: step_s - ring,
             steps_per_epoch: 200.0,
             scan_s: 0.2e-9,
@@ -106,6 +116,35 @@ impl Model {
                 (Collective::ArtRing, Hidden::new(0.0006, 1.1, 1.05)),
                 (Collective::ArtTree, Hidden::new(0.0006, 1.05, 1.10)),
             ]),
+            loss: LossCourse::Unreported,
+        })
+    }
+
+    /// The gradient in so many buckets of random sizes.
+    #[must_use]
+    pub fn in_buckets(self, count: usize, rng: &mut (impl RngCore + ?Sized)) -> Self {
+        let values = |share: &f64| (share * self.values as f64) as u64;
+        let mut buckets: Vec<u64> = shares(count, rng).iter().map(values).collect();
+        let rest = self.values - buckets.iter().sum::<u64>();
+        if let Some(last) = buckets.last_mut() {
+            *last += rest;
+        }
+        Self { buckets, ..self }
+    }
+
+    /// The buckets' energies are not those of their values, and the job reports them.
+    #[must_use]
+    pub fn with_energies(self, rng: &mut (impl RngCore + ?Sized)) -> Self {
+        let energies = shares(self.buckets.len(), rng).iter().map(|share| *share as f32).collect();
+        Self { energies, ..self }
+    }
+
+    /// Of each bucket: its share of the gradient's values, and of its energy.
+    pub fn shares(&self) -> impl Iterator<Item = (f64, f64)> {
+        let energy: f64 = self.energies.iter().map(|share| f64::from(*share)).sum();
+        self.buckets.iter().enumerate().map(move |(at, values)| {
+            let share = *values as f64 / self.values as f64;
+            (share, self.energies.get(at).map_or(share, |own| f64::from(*own) / energy))
         })
     }
 
@@ -147,6 +186,16 @@ impl Model {
     }
 }
 
+/// The largest share is at most so many times the smallest.
+const UNEVEN: f64 = 30.0;
+
+/// So many shares of something, log-uniform.
+fn shares(count: usize, rng: &mut (impl RngCore + ?Sized)) -> Vec<f64> {
+    let parts: Vec<f64> = (0..count).map(|_| rng.random_range(0.0..=UNEVEN.ln()).exp()).collect();
+    let all: f64 = parts.iter().sum();
+    parts.iter().map(|part| part / all).collect()
+}
+
 fn gain(c: CompressionRatio, exponent: f64) -> f64 {
     c.get().powf(exponent).clamp(1e-6, 1.0)
 }
@@ -154,6 +203,23 @@ fn gain(c: CompressionRatio, exponent: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    #[test]
+    fn buckets_are_the_whole_gradient() {
+        for seed in 0..20 {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let model = Model::paper("resnet18").unwrap().in_buckets(2 + seed as usize % 11, &mut rng);
+            assert_eq!(model.buckets.iter().sum::<u64>(), model.values);
+            assert!(model.buckets.iter().all(|values| *values > 0), "{:?}", model.buckets);
+            assert!(model.shares().all(|(values, energy)| values == energy));
+            let uneven = model.clone().with_energies(&mut rng);
+            assert_eq!(uneven.energies.len(), model.buckets.len());
+            let (values, energy) = uneven.shares().fold((0.0, 0.0), |all, of| (all.0 + of.0, all.1 + of.1));
+            assert!((values - 1.0).abs() < 1e-9 && (energy - 1.0).abs() < 1e-9, "{values} {energy}");
+        }
+    }
 
     #[test]
     fn the_papers_models_are_plausible() {

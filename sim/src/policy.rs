@@ -1,6 +1,6 @@
 //! Policies as operators may set them, drawn at random.
 
-use flexcomm_domain::{Plan, Seconds, Timestamp};
+use flexcomm_domain::{Plan, Seconds, Strategy, Timestamp};
 use flexcomm_planner::{JobPolicy, Pin, PolicyConfig, Snapshot};
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -31,8 +31,19 @@ pub(crate) fn random(s: &Snapshot, now: Timestamp, rng: &mut ChaCha8Rng) -> JobP
 fn pin(s: &Snapshot, now: Timestamp, rng: &mut ChaCha8Rng) -> Option<Pin> {
     let offered = s.space().strategies();
     let known = rng.random_bool(0.9);
-    let plan = if known { offered.choose(rng).copied().map(Plan::from) } else { NOT_OFFERED.parse().ok() };
+    let plan = if known { pinned(s, &offered, rng) } else { NOT_OFFERED.parse().ok() };
     let ends = now.plus(Seconds::new(rng.random_range(0.0..LONGEST_PIN_S)).unwrap_or(Seconds::ZERO));
     let until = [None, Some(now), Some(ends), Some(ends)].choose(rng).copied().flatten();
     Some(Pin { plan: plan?, until })
+}
+
+/// One strategy for all buckets or, where there are several, mostly one for the first of them and one for the rest.
+fn pinned(s: &Snapshot, offered: &[Strategy], rng: &mut ChaCha8Rng) -> Option<Plan> {
+    let (first, buckets) = (offered.choose(rng).copied()?, s.buckets.len());
+    if buckets < 2 || rng.random_bool(0.3) {
+        return Some(Plan::from(first));
+    }
+    let (rest, from) = (offered.choose(rng).copied()?, rng.random_range(1..buckets));
+    let each: Vec<Strategy> = (0..buckets).map(|bucket| if bucket < from { first } else { rest }).collect();
+    Plan::by_bucket(&each).ok()
 }

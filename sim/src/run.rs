@@ -1,14 +1,15 @@
 //! Plays a schedule on a world with the real planner in charge, the checker on every outcome.
 
+use crate::loss::LossLog;
 use crate::policy;
 use crate::schedule::Schedule;
-use crate::world::{Store, World};
-use flexcomm_domain::{Digest, JobId, Link, LinkMatrix, Seconds, Strategy, Timestamp, Version};
-use flexcomm_planner::{Config, InForce, Keep, LinkTest, Links, Outcome, Snapshot, Verdict, check, decide};
+use crate::world::{Store, Truth, World};
+use flexcomm_domain::{Digest, JobId, Link, LinkMatrix, Plan, Seconds, Strategy, Timestamp, Version};
+use flexcomm_planner::{Config, InForce, Keep, LinkTest, Links, Losses, Outcome, Snapshot, Verdict, check, decide};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Time between two looks of the simulated controller, seconds.
 const TICK_S: f64 = 1.0;
@@ -22,6 +23,8 @@ const SWITCH_S: f64 = 0.2;
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// Most looks of one run: a job that makes no progress ends with an error, not never.
 const MAX_TICKS: u64 = 2_000_000;
+/// A test that is a lower bound finds at least this share of a link's bandwidth.
+const LEAST_FOUND: f64 = 0.3;
 
 /// What goes wrong in a run, besides noise. Shares are per look.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
@@ -51,11 +54,13 @@ pub struct Probes {
     pub lag_s: f64,
     /// Whether links are measured meanwhile, too, and not believed, so that estimates are fresh and wrong.
     pub disbelieved: bool,
+    /// Share of throughput tests that find less than there is and are lower bounds.
+    pub lower_bounds: f64,
 }
 
 impl Default for Probes {
     fn default() -> Self {
-        Self { lag_s: 3.0, disbelieved: false }
+        Self { lag_s: 3.0, disbelieved: false, lower_bounds: 0.0 }
     }
 }
 
@@ -88,6 +93,8 @@ pub struct Setup {
     pub faults: Faults,
     /// What breaks.
     pub breakages: Vec<Breakage>,
+    /// The run ends after so many looks, wherever it is then; absent: with its schedule.
+    pub most_looks: Option<u64>,
 }
 
 /// A decision with the moment it was made.
@@ -116,8 +123,8 @@ pub struct Run {
     pub kept: BTreeMap<&'static str, u64>,
     /// Broken rules, with the look they were found at; must be empty.
     pub violations: Vec<String>,
-    /// Strategy in force at the end of each epoch.
-    pub at_epoch_end: BTreeMap<u32, Strategy>,
+    /// Plan in force at the end of each epoch.
+    pub at_epoch_end: BTreeMap<u32, Plan>,
     /// Digest of every answer's bytes, chained.
     pub transcript: Digest,
     /// One line per look at which something was weighed: epoch, time, what it came to, why.
@@ -133,7 +140,7 @@ pub fn run(setup: &Setup, seed: u64) -> Run {
     let first = schedule.first_epoch();
     for epoch in first..first + schedule.epochs() {
         player.epoch(epoch);
-        if player.run.stuck {
+        if player.has_ended() {
             break;
         }
     }
@@ -153,9 +160,13 @@ struct Player<'a> {
     changed_s: f64,
     links: Option<Links>,
     probed_s: f64,
-    in_force: Strategy,
-    /// Steps since the strategy in force was applied.
+    in_force: Plan,
+    /// Steps since the plan in force was applied.
     steps: f64,
+    /// Steps since the start, and how many of them were taken when the newest decision came into force.
+    taken: f64,
+    applied_from: u64,
+    losses: LossLog,
     applies_s: Option<f64>,
     clock_us: u64,
     now_s: f64,
@@ -169,6 +180,8 @@ impl<'a> Player<'a> {
         let job = JobId::new("sim").unwrap_or_else(|_| unreachable!("a valid name"));
         let mut snapshot = Snapshot::new(job, setup.world.ranks as u32, setup.world.model.values);
         snapshot.times = setup.world.model.times();
+        snapshot.buckets = setup.world.model.buckets.clone();
+        snapshot.energies = setup.world.model.energies.clone();
         // Whose schedules are simulated.
         snapshot.backend = flexcomm_optimizer::LAB_BACKEND.to_owned();
         snapshot.config = setup.config.clone();
@@ -186,8 +199,11 @@ impl<'a> Player<'a> {
             changed_s: 0.0,
             links: None,
             probed_s: f64::NEG_INFINITY,
-            in_force: Strategy::DENSE_RING,
+            in_force: Plan::DENSE_RING,
             steps: 0.0,
+            taken: 0.0,
+            applied_from: 0,
+            losses: LossLog::new(setup.world.model.loss),
             applies_s: None,
             clock_us: EPOCH_US,
             now_s: 0.0,
@@ -207,12 +223,16 @@ impl<'a> Player<'a> {
         let goal = self.done + self.world.model.steps_per_epoch;
         while self.done < goal {
             self.tick(epoch, goal);
-            if self.run.looks >= MAX_TICKS {
-                self.run.stuck = true;
+            self.run.stuck = self.run.looks >= MAX_TICKS;
+            if self.has_ended() {
                 return;
             }
         }
-        self.run.at_epoch_end.insert(epoch, self.in_force);
+        self.run.at_epoch_end.insert(epoch, self.in_force.clone());
+    }
+
+    fn has_ended(&self) -> bool {
+        self.run.stuck || self.setup.most_looks.is_some_and(|most| self.run.looks >= most)
     }
 
     fn progress(&self) -> f64 {
@@ -226,10 +246,19 @@ impl<'a> Player<'a> {
         let rate = 1.0 / truth.for_dense_step();
         let dt = TICK_S.min((goal - self.done) / rate + 1e-9);
         self.done += dt * rate;
-        self.steps += dt / truth.t_step;
+        self.step(dt / truth.t_step, &truth);
         self.pass(dt);
         self.observe(&matrix, &truth);
         self.look(epoch, &matrix);
+    }
+
+    /// So many steps, each with a loss.
+    fn step(&mut self, steps: f64, truth: &Truth) {
+        self.steps += steps;
+        let first = self.taken as u64;
+        self.taken += steps;
+        let of = (self.in_force.is_dense(), 1.0 / truth.steps());
+        (first..self.taken as u64).for_each(|number| self.losses.step(number, of, &mut self.rng));
     }
 
     fn pass(&mut self, dt: f64) {
@@ -244,9 +273,9 @@ impl<'a> Player<'a> {
             self.applies_s = None;
             let Some(current) = self.snapshot.in_force.as_mut() else { return };
             current.applied_at_step = Some((self.now_s * 1e3) as u64);
-            // The world's gradient is one bucket.
+            self.applied_from = self.taken as u64;
             if current.decision.plan != self.in_force {
-                self.in_force = *current.decision.plan.last();
+                self.in_force = current.decision.plan.clone();
                 self.steps = 0.0;
                 self.pass(SWITCH_S);
             }
@@ -254,8 +283,8 @@ impl<'a> Player<'a> {
     }
 
     /// What the agents report of this tick.
-    fn observe(&mut self, matrix: &LinkMatrix, truth: &crate::world::Truth) {
-        let Probes { lag_s, disbelieved } = self.setup.probes;
+    fn observe(&mut self, matrix: &LinkMatrix, truth: &Truth) {
+        let Probes { lag_s, disbelieved, lower_bounds } = self.setup.probes;
         let known = self.now_s - self.changed_s >= lag_s || self.links.is_none();
         let news = known && self.believed.as_ref() != Some(matrix);
         if news {
@@ -263,21 +292,9 @@ impl<'a> Player<'a> {
         }
         let again = self.now_s - self.probed_s >= PROBE_S && (known || disbelieved);
         if let Some(believed) = self.believed.as_ref().filter(|_| again || news) {
-            self.links = Some(lying(self.world.estimate(believed, &mut self.rng), self.setup.faults.lying));
+            let links = lying(self.world.estimate(believed, &mut self.rng), self.setup.faults.lying);
+            self.links = Some(tested(links, lower_bounds, Timestamp(self.clock_us), &mut self.rng));
             self.probed_s = self.now_s;
-            let at = Timestamp(self.clock_us);
-            if let Some(links) = &mut self.links {
-                let n = links.matrix.ranks() as u32;
-                let pairs = (0..n * n).map(|i| (i / n, i % n)).filter(|(from, to)| from != to);
-                let test = |(from, to): (u32, u32)| LinkTest {
-                    from,
-                    to,
-                    bandwidth: links.matrix.get(from as usize, to as usize).bandwidth,
-                    is_lower_bound: false,
-                    at,
-                };
-                links.tests = pairs.map(test).collect();
-            }
         }
         if let Some(links) = &mut self.links {
             links.oldest = Seconds::new((self.now_s - self.probed_s).max(0.0)).unwrap_or(Seconds::ZERO);
@@ -293,12 +310,14 @@ impl<'a> Player<'a> {
         };
         let silent = chance(self.setup.faults.silent, &mut self.rng);
         let measured = self.world.measure((&self.in_force, truth), version, self.steps as u64, &mut self.rng);
-        let Some(m) = measured.filter(|_| !silent && self.steps >= 1.0) else { return };
-        // A controller fits what surprises it only when the links have had time to explain it.
-        if let Some(links) = self.links.as_ref().filter(|_| known || !disbelieved) {
-            self.store.observe(&self.world, &self.in_force, &links.matrix, m.t_sync);
-        }
-        self.snapshot.measured = Some(m);
+        self.snapshot.measured = measured.filter(|_| !silent && self.steps >= 1.0);
+    }
+
+    /// The losses around the decision in force, as a controller has them at this look.
+    fn losses_now(&mut self) -> Option<Losses> {
+        let applied = self.snapshot.in_force.as_ref().filter(|f| f.applied_at_step.is_some());
+        let losses = self.losses.reported(applied?.decision.version, self.applied_from)?;
+        (!chance(self.setup.faults.silent, &mut self.rng)).then_some(losses)
     }
 
     /// One look of the controller: gather, decide, check, record.
@@ -319,7 +338,7 @@ impl<'a> Player<'a> {
         self.snapshot.links = self.links.clone().filter(|_| !blind);
         self.snapshot.profiles = self.store.profiles.clone();
         self.snapshot.trial = self.store.trial.clone();
-        self.snapshot.coefficients = self.store.coefficients.clone();
+        self.snapshot.losses = self.losses_now();
         let now = Timestamp(self.clock_us);
         let outcome = decide(&self.snapshot, now, &mut self.planner_rng);
         self.run.looks += 1;
@@ -380,6 +399,29 @@ fn lying(links: Links, factor: f64) -> Links {
     Links { matrix, ..links }
 }
 
+/// All links are tested at once. Of some the test finds only a part of the bandwidth, and the link counts as that.
+fn tested(links: Links, lower_bounds: f64, at: Timestamp, rng: &mut ChaCha8Rng) -> Links {
+    let mut bounds = BTreeSet::new();
+    let matrix = links.matrix.with(|from, to, is| {
+        if from == to || !chance(lower_bounds, rng) {
+            return is;
+        }
+        bounds.insert((from, to));
+        Link::new(is.alpha.get(), is.bandwidth.get() * rng.random_range(LEAST_FOUND..1.0)).unwrap_or(is)
+    });
+    let n = matrix.ranks();
+    let pairs = (0..n * n).map(|i| (i / n, i % n)).filter(|(from, to)| from != to);
+    let test = |(from, to): (usize, usize)| LinkTest {
+        from: from as u32,
+        to: to as u32,
+        bandwidth: matrix.get(from, to).bandwidth,
+        is_lower_bound: bounds.contains(&(from, to)),
+        at,
+    };
+    let tests = pairs.map(test).collect();
+    Links { matrix, tests, ..links }
+}
+
 /// What breaks in an epoch is slower from now on.
 fn break_things(world: &mut World, breakages: &[Breakage], epoch: u32) {
     for b in breakages.iter().filter(|b| b.epoch == epoch) {
@@ -418,8 +460,9 @@ fn epochs(setup: &Setup, cost: impl Fn(&dyn Fn(&Strategy) -> f64) -> f64) -> f64
         break_things(&mut world, &setup.breakages, first + i);
         let Some(matrix) = world.matrix(schedule.at(first + i).link()) else { continue };
         let epoch_cost = |strategy: &Strategy| {
+            let plan = Plan::from(*strategy);
             let at = |k: u32| (f64::from(i) + (f64::from(k) + 0.5) / f64::from(SAMPLES)) / f64::from(count);
-            let sum: f64 = (0..SAMPLES).map(|k| world.truth(strategy, &matrix, at(k)).for_dense_step()).sum();
+            let sum: f64 = (0..SAMPLES).map(|k| world.truth(&plan, &matrix, at(k)).for_dense_step()).sum();
             sum / f64::from(SAMPLES) * world.model.steps_per_epoch
         };
         total += cost(&epoch_cost);

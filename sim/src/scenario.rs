@@ -4,7 +4,7 @@ use crate::model::Model;
 use crate::run::{Breakage, Faults, Probes, Run, Setup, fixed, oracle};
 use crate::schedule::{RawSchedule, Schedule, ScheduleError, c1, c2};
 use crate::world::{Noise, Oddity, World};
-use flexcomm_domain::{Collective, Family, Strategy};
+use flexcomm_domain::{Collective, Family, Plan, Strategy};
 use flexcomm_planner::{Config, ConfigError, Offer};
 use serde::Deserialize;
 
@@ -150,7 +150,9 @@ impl Scenario {
         expect(e.of_best_fixed.is_none_or(|m| of_fixed <= m), format!("{of_fixed:.3} of the best fixed one's time"));
         for at in &e.at {
             match run.at_epoch_end.get(&at.epoch) {
-                Some(s) => expect(at.fits(s), format!("{s} at the end of epoch {}, expected {at:?}", at.epoch)),
+                Some(plan) => {
+                    expect(at.fits(plan), format!("{plan} at the end of epoch {}, expected {at:?}", at.epoch))
+                }
                 None => expect(false, format!("epoch {} was not played", at.epoch)),
             }
         }
@@ -182,10 +184,13 @@ impl Scenario {
 }
 
 impl ExpectAt {
-    fn fits(&self, s: &Strategy) -> bool {
-        self.collectives.as_ref().is_none_or(|c| c.contains(&s.collective()))
-            && self.cr_at_most.is_none_or(|c| s.cr().get() <= c)
-            && self.cr_at_least.is_none_or(|c| s.cr().get() >= c)
+    fn fits(&self, plan: &Plan) -> bool {
+        let fits = |s: &Strategy| {
+            self.collectives.as_ref().is_none_or(|c| c.contains(&s.collective()))
+                && self.cr_at_most.is_none_or(|c| s.cr().get() <= c)
+                && self.cr_at_least.is_none_or(|c| s.cr().get() >= c)
+        };
+        plan.strategies().iter().all(fits)
     }
 }
 
@@ -242,6 +247,7 @@ impl Raw {
             probes: self.probes,
             faults: self.faults,
             breakages: self.breakage,
+            most_looks: None,
         };
         Ok(Scenario { name: self.name, seeds: self.seeds, setup, expect: self.expect })
     }
@@ -261,6 +267,7 @@ impl Raw {
         within("noise.times", self.noise.times, 0.0, 0.9)?;
         within("noise.fresh", self.noise.fresh, 0.0, 0.9)?;
         within("probes.lag_s", self.probes.lag_s, 0.0, 3600.0)?;
+        within("probes.lower_bounds", self.probes.lower_bounds, 0.0, 1.0)?;
         within("faults.silent", self.faults.silent, 0.0, 0.9)?;
         within("faults.blind", self.faults.blind, 0.0, 0.9)?;
         within("faults.lost_trials", self.faults.lost_trials, 0.0, 1.0)?;

@@ -1,15 +1,25 @@
-//! Thousands of decisions on random traces, with faults, the checker on every one.
+//! Thousands of decisions on random traces, with faults, the checker on every one. `./dev soak` plays a million looks,
+//! half of its jobs with a gradient in several buckets.
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
 use flexcomm_optimizer::Delay;
 use flexcomm_planner::{Config, Offer};
+use flexcomm_sim::loss::LossCourse;
 use flexcomm_sim::model::Model;
 use flexcomm_sim::run::{Faults, Probes, Run, Setup, run};
+use flexcomm_sim::schedule::Schedule;
 use flexcomm_sim::trace;
 use flexcomm_sim::world::{Noise, World};
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+/// Most looks of one run in the soak and in CI: a loss that holds a job dense on a slow network makes it hours long.
+const MOST_LOOKS_IN_SOAK: u64 = 2_000;
+const MOST_LOOKS: u64 = 300;
+/// The same in CI where the gradient has several buckets: a look then searches plans, and takes several times as long.
+const MOST_LOOKS_IN_BUCKETS: u64 = 40;
 
 fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -30,7 +40,56 @@ fn setup(seed: u64, faults: Faults, steps_per_epoch: f64) -> Setup {
         ..Offer::default()
     };
     let schedule = trace::random(12, &mut rng);
-    Setup { world, schedule, config: Config::default(), offer, probes: Probes::default(), faults, breakages: vec![] }
+    let (config, probes) = (Config::default(), Probes::default());
+    Setup { world, schedule, config, offer, probes, faults, breakages: vec![], most_looks: None }
+}
+
+/// The same with losses and with throughput tests that are lower bounds, each in some, and by this share in several buckets.
+fn varied(seed: u64, faults: Faults, share_in_buckets: f64) -> Setup {
+    let mut setup = setup(seed, faults, 20.0);
+    // Numbers of its own, so that the network of a seed is what it is without them.
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    setup.world.model.loss = *LossCourse::ALL.choose(&mut rng).unwrap();
+    setup.probes.lower_bounds = *[0.0, 0.0, 0.5, 1.0].choose(&mut rng).unwrap();
+    if rng.random_bool(share_in_buckets) {
+        setup.world.model = in_buckets(setup.world.model, &mut rng);
+    }
+    setup
+}
+
+/// In 2 to 12 buckets, in one of two with energies that are not those of their values.
+fn in_buckets(model: Model, rng: &mut ChaCha8Rng) -> Model {
+    let count = rng.random_range(2..=12);
+    let model = model.in_buckets(count, rng);
+    // Of a larger batch computing takes longer: otherwise backward hides little on most networks.
+    let compute_s = model.compute_s * 30f64.powf(rng.random_range(0.0..=1.0));
+    let model = Model { compute_s, ..model };
+    if rng.random_bool(0.5) { model.with_energies(rng) } else { model }
+}
+
+/// A network that stays as it is.
+fn still(latency: &str, bandwidth: &str) -> Schedule {
+    let phase = format!("[[phase]]\nepochs = 50\nlatency = \"{latency}\"\nbandwidth = \"{bandwidth}\"\n");
+    Schedule::from_toml(&format!("name = \"still\"\n{phase}")).unwrap()
+}
+
+/// What runs came to.
+#[derive(Default)]
+struct Counts {
+    looks: u64,
+    /// Changes to a plan of several strategies.
+    by_bucket: usize,
+    /// Looks at which dense stayed because of the loss.
+    for_loss: u64,
+}
+
+impl Counts {
+    fn add(&mut self, r: &Run) {
+        let is_by_bucket = |plan: &flexcomm_domain::Plan| plan.alike().is_none();
+        self.looks += r.looks;
+        self.by_bucket += r.made.iter().filter(|m| m.outcome.decision().is_some_and(|d| is_by_bucket(&d.plan))).count();
+        self.for_loss += ["loss-rose", "loss-flat"].iter().filter_map(|keep| r.kept.get(keep)).sum::<u64>();
+    }
 }
 
 fn check(setup: &Setup, r: &Run) {
@@ -67,25 +126,68 @@ fn thousands_of_looks_break_no_rule() {
 
 #[test]
 fn thousands_of_looks_with_everything_failing_break_no_rule() {
-    // `./dev soak` plays far more.
-    let least: u64 = std::env::var("LOOKS").map_or(1_000, |text| text.parse().unwrap());
+    // `./dev soak` plays far more, half of them in buckets. Of those CI has a test of its own.
+    let soak = std::env::var("LOOKS").ok();
+    let least: u64 = soak.as_deref().map_or(1_000, |text| text.parse().unwrap());
+    let (share, most) = if soak.is_some() { (0.5, MOST_LOOKS_IN_SOAK) } else { (0.0, MOST_LOOKS) };
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let play = |first: u64| {
-        let (mut looks, mut seed) = (0, first);
-        while looks < least / threads {
-            let setup = setup(seed, faults(seed), 20.0);
+        let (mut counts, mut seed) = (Counts::default(), first);
+        while counts.looks < least / threads {
+            let setup = Setup { most_looks: Some(most), ..varied(seed, faults(seed), share) };
             let r = run(&setup, seed);
             check(&setup, &r);
-            looks += r.looks;
+            counts.add(&r);
             seed += threads;
         }
-        looks
+        counts
     };
-    let looks: u64 = std::thread::scope(|scope| {
+    let parts: Vec<Counts> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|i| scope.spawn(move || play(100 + i))).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).sum()
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    eprintln!("{looks} looks, no broken rule");
+    let looks: u64 = parts.iter().map(|of| of.looks).sum();
+    let by_bucket: usize = parts.iter().map(|of| of.by_bucket).sum();
+    let for_loss: u64 = parts.iter().map(|of| of.for_loss).sum();
+    eprintln!("{looks} looks, no broken rule; {by_bucket} changes by bucket, dense for the loss at {for_loss} looks");
+    assert!(soak.is_none() || looks < 100_000 || by_bucket > 0 && for_loss > 0, "too little was tested");
+}
+
+/// Four runs, 160 looks: two on a network where early buckets are worth leaving dense, and two where everything fails.
+#[test]
+fn plans_by_bucket_are_decided_and_break_no_rule() {
+    let mut counts = Counts::default();
+    for seed in 0..4 {
+        let faults = if seed < 2 { Faults::default() } else { faults(seed) };
+        let mut setup = Setup { most_looks: Some(MOST_LOOKS_IN_BUCKETS), ..varied(seed, faults, 1.0) };
+        if seed < 2 {
+            // Backward hides half of a dense exchange.
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let model = Model::paper("vit").unwrap().in_buckets(10, &mut rng);
+            let model = if seed == 0 { model } else { model.with_energies(&mut rng) };
+            setup.world = World { model, ranks: 8, ..setup.world };
+            (setup.schedule, setup.probes) = (still("100us", "25gbit"), Probes::default());
+        }
+        let r = run(&setup, seed);
+        check(&setup, &r);
+        counts.add(&r);
+    }
+    assert!(counts.by_bucket > 0, "in {} looks no plan by bucket was decided", counts.looks);
+}
+
+#[test]
+fn a_loss_that_compression_raises_is_answered_by_dense() {
+    let mut setup = setup(0, Faults::default(), 200.0);
+    let model = Model { loss: LossCourse::RisesUnderCompression, ..Model::paper("resnet18").unwrap() };
+    setup.world = World { model, ranks: 8, ..setup.world };
+    // Dense steps take 0.7 s here, and most of that is saved.
+    setup.schedule = still("1ms", "1gbit");
+    setup.most_looks = Some(150);
+    let r = run(&setup, 1);
+    check(&setup, &r);
+    let mut counts = Counts::default();
+    counts.add(&r);
+    assert!(counts.for_loss > 0, "{:#?}", r.log);
 }
 
 /// The checker has its own rules for policies: of each kind some look must have been judged by them.
@@ -115,4 +217,6 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
     let play = |seed| run(&setup(3, faults, 10.0), seed).transcript;
     assert_eq!(play(5), play(5));
     assert_ne!(play(5), play(6));
+    let in_buckets = || run(&Setup { most_looks: Some(20), ..varied(3, faults, 1.0) }, 5).transcript;
+    assert_eq!(in_buckets(), in_buckets());
 }

@@ -36,7 +36,8 @@ fn setup(seed: u64, steps_per_epoch: f64) -> Setup {
     if let PolicyConfig::TimeToQuality(policy) = &mut config.policy {
         policy.exponent = Some(EXPONENT);
     }
-    Setup { world, schedule, config, offer, probes: Probes::default(), faults: Faults::default(), breakages: vec![] }
+    let (probes, faults) = (Probes::default(), Faults::default());
+    Setup { world, schedule, config, offer, probes, faults, breakages: vec![], most_looks: None }
 }
 
 /// Of some networks: seconds of a phase, and time over the oracle's and over the best fixed strategy's.

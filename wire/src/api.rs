@@ -98,7 +98,7 @@ pub struct JobView {
     pub compute_us: Option<f64>,
     /// Compress and decompress.
     pub comp_us: Option<f64>,
-    /// The collective proper (minimum over ranks per step, then the median).
+    /// The collective, from the last rank's entry to the last rank's end: median over steps.
     pub sync_us: Option<f64>,
     /// The whole step.
     pub step_us: Option<f64>,
@@ -416,13 +416,9 @@ pub struct IntervalView {
     pub to_step: u64,
     /// When its last step was stored.
     pub at_us: u64,
-    /// The collective, predicted: by the model, calibrated by what the job has measured itself; null when no link
-    /// was known.
+    /// The collective, as expected before the interval began of all that was measured until then; null where nothing was expected.
     pub predicted_sync_us: Option<f64>,
-    /// The collective, predicted by the model alone.
-    #[serde(default)]
-    pub model_sync_us: Option<f64>,
-    /// The collective proper: minimum over ranks per step, then the median.
+    /// The collective, from the last rank's entry to the last rank's end: median over steps.
     pub measured_sync_us: f64,
     /// Compress and decompress, of the rank that came last: median over steps.
     #[serde(default)]
@@ -437,7 +433,4 @@ pub struct IntervalView {
     pub predicted_step_us: Option<f64>,
     /// The step: median.
     pub measured_step_us: f64,
-    /// Whether links and decision had been settled since before it began: only such intervals say how good
-    /// the model is.
-    pub settled: bool,
 }

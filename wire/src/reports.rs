@@ -262,7 +262,7 @@ pub struct Hello {
     /// trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: coefficients are fitted per backend.
+    /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: what jobs show of collectives tells of later ones over the same.
     pub backend: String,
     /// The compressors it has, with their real wire sizes.
     pub codecs: Vec<CodecInfo>,

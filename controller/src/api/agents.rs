@@ -163,12 +163,18 @@ pub(crate) async fn take(app: &App, node: &NodeName, batch: Batch) -> Result<Rep
             )));
         }
     };
+    let mut wakes = false;
     for news in &done.news {
-        if let News::GrantDone(spent) = news {
-            app.scheduler.lock().finished(node, spent, now);
-        }
+        wakes |= match news {
+            News::GrantDone(spent) => {
+                app.scheduler.lock().finished(node, spent, now);
+                true
+            }
+            News::Job => true,
+            News::Steps { job, rank, step } => app.reported.lock().note(job, *rank, *step),
+        };
     }
-    if !done.news.is_empty() {
+    if wakes {
         app.wake.notify_one();
     }
     app.counters.repeated.inc_by(done.repeated);

@@ -76,7 +76,6 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/api/v1/links", get(network::links))
         .route("/api/v1/links/{from}/{to}/history", get(network::link_history))
         .route("/api/v1/paths", get(|State(app): Shared| async move { answer(app.store.paths().await) }))
-        .route("/api/v1/coefficients", get(network::coefficients))
         .route("/api/v1/jobs", get(jobs::list))
         .route("/api/v1/jobs/{job}", get(jobs::one))
         .route("/api/v1/jobs/{job}/policy", get(jobs::policy))

@@ -1,4 +1,4 @@
-//! Nodes, links, paths, fitted coefficients, and what was rejected.
+//! Nodes, links, paths, and what was rejected.
 
 use axum::Json;
 use axum::extract::State;
@@ -60,19 +60,6 @@ pub(super) async fn link_history(
     known(&app, &from).await?;
     known(&app, &to).await?;
     Ok(Json(app.store.link_history(&from, &to, page.limit.unwrap_or(PAGE_MOST).min(PAGE_MOST)).await?))
-}
-
-pub(super) async fn coefficients(State(app): Shared) -> Answer<serde_json::Value> {
-    let book = app.store.coefficients().await?;
-    let entry = |(backend, collective, fit): (&str, flexcomm_domain::Collective, &flexcomm_optimizer::Fit)| {
-        let c = fit.coefficients();
-        serde_json::json!({
-            "backend": backend, "collective": collective, "fixed_s": c.fixed_s, "a": c.a, "b": c.b,
-            "beta_seen_s": c.beta_seen_s,
-            "confidence": c.confidence, "median_error": c.median_error, "samples": c.samples,
-        })
-    };
-    Ok(Json(book.entries().map(entry).collect()))
 }
 
 /// Forgets a node that is gone, with its links.

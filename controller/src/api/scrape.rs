@@ -29,7 +29,6 @@ pub(super) async fn metrics(State(app): Shared) -> Result<impl IntoResponse, Api
         nodes(&app, &mut scrape).await?;
         links(&app, &mut scrape).await?;
         all_jobs(&app, &mut scrape).await?;
-        model(&app, &mut scrape).await?;
         rejected(&app, &mut scrape).await?;
     }
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], scrape.text()?))
@@ -125,18 +124,6 @@ async fn decision(app: &App, view: &JobView, s: &mut Scrape) -> Result<(), ApiEr
     for state in ["pending", "done", "aborted"] {
         let count = trials.iter().filter(|t| t.state == state).count();
         s.set(m::JOB_TRIALS, &[job, state], count as f64)?;
-    }
-    Ok(())
-}
-
-async fn model(app: &App, s: &mut Scrape) -> Result<(), ApiError> {
-    let book = app.store.coefficients().await?;
-    for (backend, collective, fit) in book.entries() {
-        let c = fit.coefficients();
-        for (name, value) in [("fixed", c.fixed_s), ("a", c.a), ("b", c.b)] {
-            s.set(m::COEFFICIENT, &[backend, collective.as_str(), name], value)?;
-        }
-        s.set(m::MODEL_ERROR, &[backend, collective.as_str()], c.median_error)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Phase 4: trial, then decision and memory, into the store. What is stored is published at the pass's end.
 
-use flexcomm_domain::Decision;
+use flexcomm_domain::{Decision, JobId};
 use flexcomm_planner::{Memory, Outcome, TrialRequest};
 
 use super::decide::Decided;
@@ -15,11 +15,11 @@ pub async fn apply(app: &App, gathered: &Gathered, Decided { outcome, seed }: &D
     }
     match outcome.decision() {
         Some(decision) => put(app, gathered, (decision, *seed), outcome).await,
-        None => remember(app, gathered, &outcome.memory).await,
+        None => remember(app, gathered, &outcome.memory, outcome.trial.is_some()).await,
     }
 }
 
-fn json<T: serde::Serialize>(job: &flexcomm_domain::JobId, value: &T) -> Result<String, CycleError> {
+fn json<T: serde::Serialize>(job: &JobId, value: &T) -> Result<String, CycleError> {
     serde_json::to_string(value).map_err(|e| CycleError::Json { job: job.to_string(), why: e.to_string() })
 }
 
@@ -34,14 +34,33 @@ async fn put(
     let snapshot = json(&decision.job, &*gathered.snapshot)?;
     let new = NewDecision { decision, seed, report: &report, memory: &memory, snapshot: &snapshot };
     app.store.put_decision(&gathered.job, &new).await?;
+    app.memories.lock().keep(&gathered.job, outcome.memory.clone(), gathered.now, true);
     let (job, version, plan) = (&decision.job, decision.version, &decision.plan);
     tracing::info!(%job, %version, strategy = %plan, reason = decision.reason, "decided");
     Ok(())
 }
 
-/// Stores the memory, which every look changes.
-async fn remember(app: &App, gathered: &Gathered, memory: &Memory) -> Result<(), CycleError> {
-    Ok(app.store.put_planner_memory(&gathered.job, &json(&gathered.job.job, memory)?).await?)
+/// Keeps the memory, and stores it where it must be on disk or has not been for long.
+async fn remember(app: &App, gathered: &Gathered, memory: &Memory, must: bool) -> Result<(), CycleError> {
+    let Gathered { job, now, .. } = gathered;
+    let is_due = must || app.memories.lock().is_due(job, *now);
+    if is_due {
+        app.store.put_planner_memory(job, &json(&job.job, memory)?).await?;
+    }
+    app.memories.lock().keep(job, memory.clone(), *now, is_due);
+    Ok(())
+}
+
+/// Stores what is remembered of jobs that do not run any more, for those that come after them.
+pub async fn remember_ended(app: &App, runs: impl Fn(&JobId) -> bool) {
+    let ended = app.memories.lock().forget_others(runs);
+    for (run, memory) in ended {
+        let stored =
+            async { Ok::<_, CycleError>(app.store.put_planner_memory(&run, &json(&run.job, &memory)?).await?) };
+        if let Err(error) = stored.await {
+            tracing::debug!(job = %run.job, %error, "what the planner remembers since it was stored last is lost");
+        }
+    }
 }
 
 async fn ask(app: &App, gathered: &Gathered, trial: &TrialRequest) -> Result<(), CycleError> {

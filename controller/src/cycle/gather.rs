@@ -70,10 +70,9 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let mut waiting = Vec::new();
     let claims = Claims { links: app.store.links().await?, tests: app.store.link_tests().await? };
     let merged = merge(&claims.links, &claims.tests, now);
+    let differ = disagreements(&merged);
     let here = |node: &NodeName| ranks.iter().any(|r| r.node == *node && r.left.is_none());
-    let differ = disagreements(&merge(&claims.links, &claims.tests, now))
-        .into_iter()
-        .filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
+    let differ = differ.into_iter().filter(|d| d.fresh && here(&d.wrong) && here(&d.right));
     let mut doubts: Vec<Doubt> = differ.map(|d| Doubt { what: d.words(), node: Some(d.wrong) }).collect();
     let nodes = placed(job, ranks);
     let links = nodes.as_ref().map_err(Clone::clone).and_then(|nodes| claims.matrix(&agreed(merged), nodes));
@@ -88,16 +87,10 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     }
     let trials = app.store.trials(&job.job, PROFILE_TRIALS).await?;
     let reports = app.store.trial_reports(&job.job, PROFILE_TRIALS).await?;
-    // A memory of another version of the planner is as good as none.
-    let read = |text: Arc<str>| serde_json::from_str::<Memory>(&text).ok();
-    let memory = match app.store.planner_memory(&job.job).await? {
-        Some(text) => read(text),
-        None => app.store.memory_of_another(job).await?.and_then(|(text, likeness)| {
-            read(text).map(|memory| match likeness {
-                Likeness::Same => memory,
-                other => memory.of_another_job(job.created, other == Likeness::SameMachine),
-            })
-        }),
+    let kept = app.memories.lock().get(job).cloned();
+    let memory = match kept {
+        Some(memory) => memory,
+        None => stored_memory(app, job).await?,
     };
     let version = in_force.as_ref().map(|f| f.decision.version).unwrap_or_default();
     let offer = offer(ranks, job.gradient_values, &mut waiting);
@@ -134,7 +127,6 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         links,
         profiles,
         times,
-        coefficients: (*app.store.coefficients().await?).clone(),
         energies: measure::bucket_energies(&recent.whole, job.buckets.len()),
         buckets: job.buckets.clone(),
         compute: measure::compute(&recent.whole),
@@ -145,7 +137,7 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
         steps_taken,
         begun_with,
         in_force,
-        memory: memory.unwrap_or_default(),
+        memory,
         config: flexcomm_planner::Config {
             policy: policy.objective.as_ref().unwrap_or(&app.config.planner.policy).of_momentum(job.momentum),
             ..app.config.planner.clone()
@@ -155,6 +147,20 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     });
     let nodes = nodes.unwrap_or_default();
     Ok(Gathered { job: job.clone(), snapshot, claims, nodes, recent, waiting, doubts, now })
+}
+
+/// What the planner remembers of a job, or of one like it, from before this process looked at it. A memory of another version of the planner
+/// is as good as none.
+async fn stored_memory(app: &App, job: &JobRow) -> Result<Memory> {
+    let read = |text: &str| serde_json::from_str::<Memory>(text).ok();
+    let memory = match app.store.planner_memory(&job.job).await? {
+        Some(text) => read(&text),
+        None => app.store.memory_of_another(job).await?.and_then(|(text, likeness)| match likeness {
+            Likeness::Same => read(&text),
+            other => Some(read(&text)?.of_another_job(job.created, other == Likeness::SameMachine)),
+        }),
+    };
+    Ok(memory.unwrap_or_default())
 }
 
 fn doubt(wrong: &Doubted, ranks: &[RankRow]) -> Doubt {

@@ -40,9 +40,11 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
     let moved = {
         let mut scheduler = app.scheduler.lock();
         scheduler.tick(now, &live, &known, echoes.other_probes);
-        scheduler.take_moved()
+        scheduler.moved()
     };
-    Ok(app.store.put_probe_accounts(&moved, now).await?)
+    app.store.put_probe_accounts(&moved, now).await?;
+    app.scheduler.lock().stored(&moved);
+    Ok(())
 }
 
 /// What the links look like, by pair of nodes.

@@ -1,9 +1,9 @@
 //! The decision loop: gather, decide, check, apply, record; for every job, again and again.
 //!
-//! One task without state of its own: each pass asks the store for everything that it needs, so that a restart or a missed wake-up
+//! Each pass asks the store for everything that it needs, but for what the planner remembers (`memories.rs`): a restart or a missed wake-up
 //! costs nothing. The store answers from memory what it has read before, and never with stale values: all writes are its own, and
 //! each discards what was read of the tables that it changes (`store/read_cache.rs`); of a job's steps it reads those that are new
-//! (`store/steps.rs`), and the fitted coefficients are those that it stored last. A job that fails does not stop the others.
+//! (`store/steps.rs`). A job that fails does not stop the others.
 
 mod apply;
 mod check;
@@ -66,7 +66,10 @@ pub async fn run(app: Arc<App>) {
                 pacing.wake(start.elapsed());
                 continue;
             }
-            _ = stopping.changed() => return,
+            _ = stopping.changed() => {
+                apply::remember_ended(&app, |_| false).await;
+                return;
+            }
         }
         if pacing.begin(start.elapsed()).trim
             && let Err(error) = app.store.trim().await
@@ -104,6 +107,8 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     app.statuses.lock().retain(|job, _| runs(job));
     app.missing.lock().retain(runs);
     app.doubts.lock().retain(runs);
+    app.reported.lock().retain(runs);
+    apply::remember_ended(app, runs).await;
     let each = futures_util::stream::iter(jobs.iter().cloned()).map(|job| one_job(app, job));
     let at_once = if app.clock.is_given() { 1 } else { JOBS_AT_ONCE };
     let failed: Vec<CycleError> =
@@ -118,7 +123,9 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
 async fn look_for_missing(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<(), CycleError> {
     let sight = app.sight(job, ranks);
     app.missing.lock().note(&job.job, &sight.missing, app.clock.now());
-    if sight.missing.is_empty() {
+    let on_its_way =
+        async || Ok::<_, StoreError>(app.store.decision(&job.job).await?.is_some_and(|d| d.applied_at_step.is_none()));
+    if sight.missing.is_empty() || !on_its_way().await? {
         return Ok(());
     }
     Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
@@ -229,24 +236,6 @@ mod tests {
             report(app, name, 1, link(peer)).await;
             report(app, name, 2, hello(rank as u32)).await;
         }
-    }
-
-    /// The cost model is fitted to new intervals, and to nothing when there are none: many passes without news read
-    /// it back once, and that only because the process is new.
-    #[tokio::test]
-    async fn passes_without_news_fit_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let app = app(dir.path()).await;
-        running_job(&app).await;
-        for round in 0..20 {
-            for (rank, name) in ["a", "b"].into_iter().enumerate() {
-                report(&app, name, 3 + round, steps(rank as u32, 10 * round)).await;
-            }
-            pass(&app).await.unwrap();
-        }
-        assert!(app.statuses.lock().contains_key(&job()), "the job was looked at");
-        assert!(!app.store.intervals(&job(), 100).await.unwrap().is_empty());
-        assert_eq!((app.store.book_reads(), app.counters.fitted.get()), (1, 0), "none is old enough to be fitted to");
     }
 
     /// What rank 0 has measured counts before the table, that of others does not; what nobody measured is the table's.

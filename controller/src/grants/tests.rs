@@ -144,7 +144,9 @@ impl World {
         }
         let before: BTreeSet<u64> = self.scheduler.active.iter().map(|a| a.grant.id).collect();
         self.scheduler.tick(at(second * 1000), &live, &self.known, echoes.other_probes);
-        self.disk.extend(self.scheduler.take_moved());
+        let moved = self.scheduler.moved();
+        self.scheduler.stored(&moved);
+        self.disk.extend(moved);
         let begun: Vec<Active> =
             self.scheduler.active.iter().filter(|a| !before.contains(&a.grant.id)).cloned().collect();
         begun.into_iter().for_each(|active| self.test(&active, second));
@@ -463,9 +465,12 @@ fn debts_survive_silence_and_restarts_and_late_reports_are_settled() {
     let grant = s.of(&live[0])[0].clone();
     let held = level(&s, &live[0]);
     assert!((-60.0..-50.0).contains(&held), "256 kB at 1 Mbit/s, both ends: {held}");
-    let stored: BTreeMap<NodeName, f64> = s.take_moved().into_iter().collect();
+    let moved = s.moved();
+    assert_eq!(s.moved(), moved, "until they are stored");
+    s.stored(&moved);
+    let stored: BTreeMap<NodeName, f64> = moved.into_iter().collect();
     assert_eq!(stored[&live[1]], held);
-    assert!(s.take_moved().is_empty(), "nothing moved");
+    assert!(s.moved().is_empty(), "nothing moved");
     s.tick(at(5000), &live[..1], &BTreeMap::new(), 0.0);
     assert!(level(&s, &live[1]) < held + 5.0, "silence pays no debt");
     s.finished(&live[0], &spent(&grant, 1e8), at(5000));

@@ -4,8 +4,8 @@ use super::{Metric, PASS_SECONDS, TABLE};
 use std::collections::BTreeSet;
 
 /// PromQL that the dashboards may use. A name that stands neither here nor in the table is a typo.
-const FUNCTIONS: [&str; 10] =
-    ["sum", "count", "max", "min", "avg", "rate", "deriv", "histogram_quantile", "by", "label_values"];
+const FUNCTIONS: [&str; 11] =
+    ["sum", "count", "max", "min", "avg", "rate", "deriv", "abs", "histogram_quantile", "by", "label_values"];
 
 #[derive(Debug, Clone, PartialEq)]
 enum Word {

@@ -158,7 +158,6 @@ pub(super) mod tests {
     use super::super::{NewDecision, NewTrial, Store};
     use super::*;
     use flexcomm_domain::{Decision, JobId, Strategy, Timestamp, Version};
-    use flexcomm_optimizer::CoefficientBook;
     use flexcomm_wire::{AppliedReport, TrialReport};
 
     /// A row that is written in the place of another keeps every value.
@@ -232,7 +231,6 @@ pub(super) mod tests {
         let applied = AppliedReport { job: job(), rank: 0, version: 1, digest: decision.digest().0, step: 3 };
         super::super::decisions::put_applied(&mut db, &applied, 1, Timestamp(9)).await.unwrap();
         drop(db);
-        store.put_fit(&job(), &[], &CoefficientBook::default()).await.unwrap();
     }
 
     fn job() -> JobId {
@@ -248,8 +246,7 @@ pub(super) mod tests {
             "decision_snapshots" => store.snapshots(&job(), u64::MAX, 9).await.map(|rows| rows[0].kept.is_ok()),
             "trials" => store.trials(&job(), 9).await.map(|rows| !rows.is_empty()),
             "trial_reports" => store.trial_reports(&job(), 9).await.map(|rows| !rows.is_empty()),
-            "planner_memory" => store.planner_memory(&job()).await.map(|row| row.is_some()),
-            _ => store.coefficients().await.map(|_| store.damaged_rows() == 0),
+            _ => store.planner_memory(&job()).await.map(|row| row.is_some()),
         };
         let damaged = store.damaged_rows();
         store.close().await;
@@ -279,7 +276,6 @@ pub(super) mod tests {
                 "rank = 1;outcomes = '[ ]';aborted = 'no tame';cost_us = 1.25;received_us = 7;seal = seal + 1",
             ),
             ("planner_memory", "memory = '{ }';seal = seal + 1"),
-            ("coefficients", "book = book || ' ';seal = seal + 1"),
         ];
         for (table, sets) in changes {
             assert_eq!(read(dir.path(), table).await, Ok(true), "{table} as written");
@@ -334,12 +330,12 @@ pub(super) mod tests {
     async fn rows_without_a_checksum_are_read() {
         let (store, dir) = scratch().await;
         filled(&store).await;
-        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory", "coefficients"] {
+        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory"] {
             let update = sqlx::AssertSqlSafe(format!("UPDATE {table} SET seal = NULL"));
             sqlx::query(update).execute(&mut *store.write.connection().await).await.unwrap();
         }
         store.close().await;
-        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory", "coefficients"] {
+        for table in ["decisions", "decision_reports", "trials", "trial_reports", "planner_memory"] {
             assert_eq!(read(dir.path(), table).await, Ok(true), "{table}");
         }
     }

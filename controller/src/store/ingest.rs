@@ -27,12 +27,21 @@ pub struct Incoming {
 }
 
 /// What changed, for whoever looks next.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum News {
     /// A granted test has ended.
     GrantDone(Spent),
     /// Something that decisions depend on.
     Job,
+    /// A rank's steps up to this one.
+    Steps {
+        /// Of which job.
+        job: JobId,
+        /// Which rank.
+        rank: u32,
+        /// The newest.
+        step: u64,
+    },
 }
 
 /// What became of a batch.
@@ -409,7 +418,8 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
     }
     r.steps.iter_mut().for_each(|s| s.gain = s.gain.min(1.0));
     windows::put_steps(db, &r, &ran, now).await?;
-    JOB
+    let step = r.steps.last().map_or(0, |last| last.step);
+    Ok(Some(News::Steps { job: r.job, rank: r.rank, step }))
 }
 
 async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Stored {

@@ -472,8 +472,8 @@ mod tests {
         };
         assert_eq!(other("e", 5).await, is("b", true), "the newest that is like it");
         assert_eq!(other("f", 9).await, is("d", false), "the newest");
-        let ran = "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, measured_sync_us, measured_step_us, settled)
-            SELECT job, 0, 'none/dense-ring', 0, 9, 1, 1.0, 1.0, 1 FROM jobs WHERE job = 'a' OR job = 'c'";
+        let ran = "INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, measured_sync_us, measured_step_us)
+            SELECT job, 0, 'none/dense-ring', 0, 9, 1, 1.0, 1.0 FROM jobs WHERE job = 'a' OR job = 'c'";
         store.write.execute(Tables::ALL, sql!("write", ran)).await.unwrap();
         assert_eq!(other("e", 5).await, is("a", true), "of those that have run");
         assert_eq!(other("f", 9).await, is("c", false));
@@ -500,9 +500,6 @@ mod tests {
             began: Timestamp(2),
             predicted_sync_us: None,
             predicted_step_us: None,
-            terms: None,
-            model_sync_us: None,
-            moved: Timestamp(2),
         };
         let trial = NewTrial { candidates: &[Strategy::DENSE_RING], iterations: 1, budget_ms: 1, why: "to see" };
         let new = NewDecision { decision: &decision, seed: 0, report: "{}", memory: "{}", snapshot: "{}" };

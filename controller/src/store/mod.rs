@@ -35,7 +35,6 @@ pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
 use crate::measure::{RecentSteps, StepSpan};
 use flexcomm_domain::{JobId, Timestamp, Version};
-use flexcomm_optimizer::CoefficientBook;
 use lock::Lock;
 use parking_lot::Mutex;
 use read_cache::{ReadCache, Tables};
@@ -44,7 +43,6 @@ use statement::sql;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use write::Writer;
 
@@ -193,8 +191,6 @@ pub struct Store {
     read: SqlitePool,
     damaged: checksum::Damaged,
     /// Read back once: reading it fits every curve anew.
-    book: Mutex<Option<Arc<CoefficientBook>>>,
-    book_reads: AtomicU64,
     /// Steps as they were read last.
     windows: Mutex<BTreeMap<JobId, steps::Window>>,
     reads: Reads,
@@ -233,8 +229,8 @@ impl Store {
     }
 
     fn new(write: Writer, read: SqlitePool, lock: Option<Lock>) -> Self {
-        let (damaged, book, book_reads, windows, reads, looked) = Default::default();
-        Self { write, read, damaged, book, book_reads, windows, reads, looked, lock: Mutex::new(lock) }
+        let (damaged, windows, reads, looked) = Default::default();
+        Self { write, read, damaged, windows, reads, looked, lock: Mutex::new(lock) }
     }
 
     /// Closes the file in an orderly way.

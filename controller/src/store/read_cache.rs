@@ -32,7 +32,7 @@ impl Tables {
     pub(super) const TESTS: Self = Self(2);
     /// Steps, loss and accuracy.
     pub(super) const STEPS: Self = Self(4);
-    /// What the loop stores of a job between decisions: the planner's memory, intervals, coefficients.
+    /// What the loop stores of a job between decisions: the planner's memory, intervals.
     pub(super) const MEMORY: Self = Self(8);
     /// All others.
     pub(super) const REST: Self = Self(16);

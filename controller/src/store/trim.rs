@@ -62,7 +62,7 @@ mod tests {
              INSERT INTO progress SELECT 'j', i, i, 0.5, NULL FROM n",
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5004)
              INSERT INTO intervals (job, version, strategy, from_step, to_step, at_us, measured_sync_us,
-                measured_step_us, settled) SELECT 'j', 1, 'none@1/dense-ring', i, i, i, 1, 1, 0 FROM n",
+                measured_step_us) SELECT 'j', 1, 'none@1/dense-ring', i, i, i, 1, 1 FROM n",
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1026)
              INSERT INTO link_history (src, dst, received_us, latency_us) SELECT 'a', 'b', i, 1 FROM n",
             "INSERT INTO link_history (src, dst, received_us, latency_us) VALUES ('a', 'c', 1, 1)",
@@ -84,8 +84,6 @@ mod tests {
             PROGRESS_SQL,
             INTERVALS_SQL,
             LINK_HISTORY_SQL,
-            super::super::intervals::UNFITTED,
-            super::super::intervals::UNSETTLE,
             super::super::intervals::NEWEST,
             super::super::steps::STEP_SPANS,
             super::super::steps::STEPS,

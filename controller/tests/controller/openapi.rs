@@ -1,8 +1,7 @@
 //! What the controller reads and answers is what `openapi.json` says, field by field.
 
 use crate::common::{Agent, Api, Network, Server, VALUES, config, job, node};
-use flexcomm_domain::{CodecCost, Collective, RunId, Strategy};
-use flexcomm_optimizer::{CoefficientBook, Sample, Terms};
+use flexcomm_domain::{CodecCost, RunId, Strategy};
 use flexcomm_wire::api::{JobPolicy, Pin, ScenarioSet};
 use flexcomm_wire::{
     DecisionOrder, EchoPeer, Heartbeat, HostSeen, JobOrders, Orders, PathReport, ProbePlan, Register, ReportBody,
@@ -263,22 +262,9 @@ async fn lively(api: &Api, agents: &mut [Agent; 2]) {
     .await;
 }
 
-/// Fits take seconds of a steady network; here they lie on disk from an earlier life.
-async fn stored_fit(db: &std::path::Path) {
-    let mut book = CoefficientBook::default();
-    let sample = Sample { terms: Terms { alpha_s: 1e-3, beta_s: 1e-3 }, measured_s: 3e-3 };
-    assert!(book.observe(Collective::DenseRing, "lab-tcp", sample));
-    let pool = sqlx::SqlitePool::connect_with(sqlx::sqlite::SqliteConnectOptions::new().filename(db)).await.unwrap();
-    let query = sqlx::query("INSERT INTO coefficients (id, book) VALUES (1, $1)");
-    query.bind(serde_json::to_string(&book).unwrap()).execute(&pool).await.unwrap();
-    pool.close().await;
-}
-
 #[tokio::test]
 async fn answers_are_described_field_by_field() {
     let dir = tempfile::tempdir().unwrap();
-    Server::start(config(dir.path())).await.ready().await.stop().await;
-    stored_fit(&dir.path().join("test.db")).await;
     let server = Server::start(config(dir.path())).await;
     let api = Api::new(&server.url);
     lively(&api, &mut [Agent::new("a", 0), Agent::new("b", 1)]).await;

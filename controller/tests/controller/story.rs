@@ -117,7 +117,7 @@ async fn a_job_is_announced(cluster: &mut Cluster, api: &Api) {
     assert_eq!((jobs[0].live_ranks, jobs[0].step), (2, 0));
     api.until("waiting for links", async |api| {
         let report: Value = api.json("/api/v1/jobs/j/report").await;
-        report["waiting"][0].as_str().filter(|w| w.contains("no throughput test of the link a to b")).map(drop)
+        report["waiting"][0].as_str().filter(|w| *w == "no latency from a to b, no latency from b to a").map(drop)
     })
     .await;
 }
@@ -255,7 +255,7 @@ async fn what_the_user_runs_first_is_shown_and_never_priced() {
     for i in named {
         assert_eq!(i.strategy.0, "qsgd(s=16)+ef(vanilla)/allgather");
         assert_eq!((i.measured_comp_us, i.bytes_sent, i.gain), (Some(300.0), Some(1000.0), Some(0.7)));
-        assert_eq!((i.predicted_sync_us, i.model_sync_us, i.predicted_step_us, i.settled), (None, None, None, false));
+        assert_eq!((i.predicted_sync_us, i.predicted_step_us), (None, None));
     }
     let gain = |i: &IntervalView| if i.strategy.0.starts_with("none/") { 1.0 } else { 0.8 };
     assert!(decided.iter().all(|i| i.gain == Some(gain(i))), "{decided:#?}");

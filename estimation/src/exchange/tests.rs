@@ -397,6 +397,70 @@ fn latencies_that_fall_leave_the_bandwidth_in_doubt() {
     assert!(exchange.network_sd() > 3.0 * before, "{before} {}", exchange.network_sd());
 }
 
+/// Four equal buckets, and steps that wait as they would if these became ready in half of the time that is assumed.
+#[test]
+fn the_share_of_computing_in_which_buckets_become_ready_is_learnt_from_what_steps_wait() {
+    const COMPUTE_S: f64 = 0.5;
+    const SHARE: f64 = 0.3;
+    let mut exchange = settled();
+    let shape = Shape::new(&[1; 4], &[], Compute::measured(COMPUTE_S));
+    let of = [(dense(), 1.0), (strategy("topk(k=0.1)+ef(vanilla)/allgather"), 0.5), (sparse(), 0.1)];
+    let paths = of.map(|(strategy, share)| (strategy, path(&mut exchange, share)));
+    let (costs, backward_s) = exchange.expected(&paths, &shape);
+    assert!((backward_s / COMPUTE_S - BACKWARD_SHARE).abs() < 0.01, "{backward_s}");
+    for second in 0..10 {
+        for ((strategy, share), cost) in of.iter().zip(&costs) {
+            exchange.widen(1.0);
+            exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
+            let seconds = shape.exposed(SHARE * COMPUTE_S, |_| *cost);
+            let path = path(&mut exchange, *share);
+            assert!(!exchange.steps(&[(*strategy, path)], &[0; 4], &shape, &seen(seconds)), "{strategy}: {seconds}");
+        }
+    }
+    let places = exchange.places(&dense());
+    let is = exchange.joint.of(places.backward);
+    assert!((is.mean - SHARE).abs() < 0.1 && is.sd < 0.5 * BACKWARD.sd, "{is:?}");
+}
+
+#[test]
+fn what_steps_wait_is_the_less_sure_the_longer_ago_it_was_seen() {
+    let spread = |exchange: &mut Exchange| {
+        let logarithms: Vec<f64> = believed(exchange, dense(), 1.0, None).iter().map(|seconds| seconds.ln()).collect();
+        let middle = mean(&logarithms);
+        mean(&logarithms.iter().map(|x| (x - middle).powi(2)).collect::<Vec<f64>>()).sqrt()
+    };
+    let mut exchange = settled();
+    let mut before = spread(&mut exchange);
+    assert!(before < 0.1, "{before}");
+    for seconds in [60.0, 600.0, 3600.0] {
+        exchange.widen(seconds);
+        let now = spread(&mut exchange);
+        assert!(now > 1.5 * before, "{now} after {seconds} s, before {before}");
+        before = now;
+    }
+}
+
+#[test]
+fn a_bandwidth_that_tests_have_found_is_not_known_for_ever() {
+    let test = |exchange: &mut Exchange| {
+        for second in 0..20 {
+            exchange.widen(1.0);
+            assert!(!exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false), "after {second} s");
+        }
+        exchange.knows_network()
+    };
+    let mut exchange = Exchange::default();
+    exchange.begin(GIGABIT_BETA);
+    exchange.latency(1e-3, true);
+    assert!(!exchange.knows_network() && test(&mut exchange));
+    exchange.widen(10.0);
+    assert!(exchange.knows_network());
+    exchange.widen(3600.0);
+    // Latencies are measured anew, and are about what they were.
+    assert!(!exchange.latency(1.005e-3, true) && !exchange.knows_network());
+    assert!(test(&mut exchange), "tests find it again");
+}
+
 #[test]
 fn what_cannot_be_is_not_taken_in() {
     let mut exchange = settled();

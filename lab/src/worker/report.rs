@@ -5,7 +5,7 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Collective, JobId, Rank, default_compressors, further_compressors};
 use flexcomm_wire::{CodecInfo, Hello};
 
-/// What moves the bytes: coefficients of the cost model are fitted per backend.
+/// What moves the bytes.
 pub const BACKEND: &str = "lab-tcp";
 
 /// What this worker is, for its agent.

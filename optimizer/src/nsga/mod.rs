@@ -74,10 +74,10 @@ pub enum NsgaError {
 /// Who found what a decision chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Solver {
-    /// One strategy for all buckets: all of them were listed.
+    /// It was among those that are listed: one strategy for all buckets, or one for the first few and another for the rest.
     #[serde(rename = "enumeration")]
     Enumeration,
-    /// A strategy for each bucket: searched.
+    /// A strategy for each bucket that was not.
     #[serde(rename = "nsga-ii")]
     NsgaII,
 }

@@ -1,7 +1,7 @@
 use super::*;
+use crate::ProfilePoint;
 use crate::cost::{self, tests as forms};
-use crate::{ProfilePoint, Sample};
-use flexcomm_domain::{Collective, CompressionRatio, IndexBytes, Link};
+use flexcomm_domain::{CompressionRatio, IndexBytes, Link};
 use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_assume, prop_oneof, proptest};
 
 fn problem(n: usize) -> Problem {
@@ -59,21 +59,13 @@ fn predictions_agree_with_every_row_of_table_6() {
 }
 
 #[test]
-fn codecs_coefficients_and_profiles_count() {
+fn codecs_and_profiles_count() {
     let strategy: Strategy = "topk@0.01/allgather".parse().unwrap();
     let plain = problem(8).evaluate(&strategy).unwrap();
     let mut with = problem(8);
     with.codecs.insert("topk".parse().unwrap(), CodecBytes::new(0, IndexBytes::Each(8.0), 4.0).unwrap());
     let found = with.evaluate(&strategy).unwrap();
     assert!((found.terms.beta_s / plain.terms.beta_s - 1.5).abs() < 1e-9, "12 bytes instead of 8");
-
-    let sample = Sample { terms: plain.terms, measured_s: 2.0 * plain.terms.total() };
-    (0..20).for_each(|_| assert!(with.coefficients.observe(Collective::Allgather, "", sample)));
-    let fitted = with.evaluate(&strategy).unwrap();
-    assert!((fitted.t_sync.get() / found.t_sync.get() - 2.0).abs() < 0.05, "{fitted:?}");
-    assert_eq!(fitted.terms, found.terms, "the terms are those before the fit");
-    with.backend = "lab-tcp".into();
-    assert_eq!(with.evaluate(&strategy).unwrap().t_sync, found.t_sync, "another backend's fit does not count");
 
     let cr = CompressionRatio::new(0.01).unwrap();
     let point = ProfilePoint { cr, gain: Gain::new(0.4).unwrap(), t_comp_s: 0.007, weight: 1.0 };
@@ -128,11 +120,6 @@ fn impossible_problems_are_named() {
 fn a_problem_survives_json() {
     let mut p = problem(4);
     p.profiles.insert("topk".parse::<Family>().unwrap().into(), Profile::prior(1000));
-    p.coefficients.observe(
-        Collective::ArtRing,
-        "tcp",
-        Sample { terms: Terms { alpha_s: 0.1, beta_s: 0.2 }, measured_s: 0.4 },
-    );
     let json = serde_json::to_string(&p).unwrap();
     assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), p);
 }

@@ -1,5 +1,6 @@
 //! Passes or refuses an outcome before it is published. Shares no code with `decide` and none with what it believes: it judges from the
-//! snapshot alone, and has its own canonical text for the digest.
+//! snapshot, and limits of what is expected (least gain, most overhead) by what the report expects of the choice; it has its own canonical
+//! text for the digest.
 
 mod policy;
 mod report;

@@ -48,10 +48,12 @@ pub(super) fn limits(s: &Snapshot, outcome: &Outcome, d: &Decision, found: &mut 
         let fits = a.t_comp_s <= (most + SLACK) * a.t_step_s;
         found.expect(fits, "limits", || format!("{} compresses for {} s of {} s", a.plan, a.t_comp_s, a.t_step_s));
     }
-    // Of a plan by bucket the report has the mean of what buckets keep, and not what it is worth in logarithms.
-    if let (Some(least), Some(strategy)) = (s.policy.least_gain, a.plan.alike()) {
-        let quality = Quality { variance: a.variance, ..Quality::of(strategy, a.gain, s.ranks as usize) };
-        let gain = quality.effective_gain();
+    if let Some(least) = s.policy.least_gain {
+        let alike = a.plan.alike().map(|strategy| {
+            let quality = Quality { variance: a.variance, ..Quality::of(strategy, a.gain, s.ranks as usize) };
+            quality.effective_gain()
+        });
+        let gain = alike.unwrap_or_else(|| a.inverse_gain.map_or(0.0, f64::recip));
         found.expect(gain >= least - SLACK, "limits", || format!("{} keeps {gain}, least is {least}", a.plan));
     }
 }

@@ -8,7 +8,7 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
     let r = &outcome.report;
     let all = r.alternatives.iter().chain(&r.in_force).chain(&r.best);
     for a in all {
-        let times = [a.t_comp_s, a.t_sync_s, a.model_sync_s, a.t_step_s, a.gain.get(), a.variance];
+        let times = [a.t_comp_s, a.t_sync_s, a.t_step_s, a.gain.get(), a.variance];
         let ok = times.iter().chain(&a.score).all(|v| v.is_finite() && *v >= 0.0);
         found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.plan, a.score));
         let (saves, sure) = (a.saves.unwrap_or_default(), a.sure.unwrap_or_default());

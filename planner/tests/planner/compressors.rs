@@ -98,7 +98,7 @@ fn rounds_and_bytes_of_a_codec_are_charged() {
         ("bf16/dense-ring", 2.0, 1.0),
         ("powersgd(rank=2)+ef(vanilla)/dense-ring", 0.03, 2.0),
     ] {
-        let (expected, is) = (ring(bytes * n, rounds), of(&report, text).model_sync_s);
+        let (expected, is) = (ring(bytes * n, rounds), of(&report, text).terms.total());
         assert!((is / expected - 1.0).abs() < 1e-3, "{text}: {is} for {expected}");
     }
 }

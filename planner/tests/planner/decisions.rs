@@ -2,7 +2,6 @@
 
 use crate::common::{Job, next, of, profile, seconds};
 use flexcomm_domain::{CodecBytes, Collective, Plan, Strategy, Version};
-use flexcomm_optimizer::Solver;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_planner::{Keep, LossWatch, Losses, MeanLoss, PolicyConfig, Verdict};
 
@@ -416,7 +415,6 @@ fn buckets_that_backward_hides_stay_dense_and_the_last_ones_are_compressed() {
     let best = alike.map(|a| price(&a.plan)).fold(f64::INFINITY, f64::min);
     assert!(plan.of(0).is_dense() && !plan.last().is_dense(), "{plan}: {}", outcome.report.why);
     assert!(price(&plan) < 0.985 * best, "{plan} at {}, the best alike at {best}", price(&plan));
-    assert_eq!(outcome.report.solver, Solver::NsgaII);
 }
 
 fn plan_gains<'a>(job: &'a Job, plan: &'a Plan) -> impl Iterator<Item = f64> + 'a {
@@ -466,9 +464,41 @@ fn a_later_run_does_not_try_again_what_an_earlier_one_found() {
     let mut second = Job { now: first.now, ..keeps_little() };
     second.network(0.001, 2e9);
     (second.s.begun, second.s.memory) = (first.now, first.s.memory.clone());
+    let begins = second.clone().call();
+    assert!(begins.decision().is_some(), "at its first look: {}", begins.report.why);
     let after = tried(decided_in(&mut second, 200));
     assert!(after < before && after <= 1, "{before} tried in the first run, {after} in the second");
     assert_eq!(second.s.memory.begun, second.s.begun);
+}
+
+#[test]
+fn a_later_run_decides_at_its_first_look_what_the_first_run_waited_for_a_trial_for() {
+    let unmeasured = || {
+        let mut job = Job::new();
+        job.s.profiles = Default::default();
+        job
+    };
+    let mut first = unmeasured();
+    first.network(0.001, 1e9);
+    assert_eq!(first.keeps(), Keep::AwaitingTrial);
+    first.wait(2.0);
+    first.answer(profile(0.12, 0.004));
+    first.run(100, as_modelled);
+    assert!(!first.strategy().is_dense());
+    let mut second = Job { now: first.now, ..unmeasured() };
+    second.network(0.001, 1e9);
+    (second.s.begun, second.s.memory) = (first.now, first.s.memory.clone());
+    let outcome = second.call();
+    let why = &outcome.report.why;
+    assert_ne!(outcome.verdict, Verdict::Keep(Keep::AwaitingTrial), "{why}");
+    assert!(outcome.decision().is_some() && outcome.trial.is_none(), "{why}");
+    // Seconds for the progress of a dense step.
+    let price = |of: &Strategy| {
+        let (t_comp, t_sync, gain) = first.truth(of);
+        (first.s.compute.unwrap().get() + t_comp + t_sync) / gain
+    };
+    let [is, steady] = [second.strategy(), first.strategy()].map(|of| price(&of));
+    assert!(is < 1.25 * steady, "{is} s, what the first run came to {steady} s: {why}");
 }
 
 /// A change of the network makes tests worth much, the first tests make the next ones worth less, and what cannot change makes them worth nothing.

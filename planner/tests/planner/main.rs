@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod checker;
+mod choices;
 mod common;
 mod compressors;
 mod decisions;

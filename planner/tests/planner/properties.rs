@@ -2,7 +2,7 @@
 
 use crate::common::{Job, learn, profile, seconds};
 use flexcomm_domain::Timestamp;
-use flexcomm_planner::{Outcome, PolicyConfig, Snapshot, decide};
+use flexcomm_planner::{Losses, MeanLoss, Outcome, PolicyConfig, Snapshot, decide};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest,
 };
@@ -23,6 +23,25 @@ enum Event {
     Blind,
     ClockBack(u64),
     Amnesia,
+    Buckets { sizes: Vec<u64>, energies: Vec<f32> },
+    Loss { before: Option<f64>, newest: f64, last_step: u64 },
+    NoLoss,
+}
+
+/// A new run of the job, whose gradient is one bucket or has 2 to 12 of these sizes; their energies may be known.
+fn buckets() -> impl proptest::strategy::Strategy<Value = Event> {
+    let several = (prop::collection::vec((1..1000u64, 0.0..1.0f32), 2..=12), any::<bool>());
+    let several = several.prop_map(|(buckets, knows_energies)| {
+        let (sizes, energies): (Vec<u64>, Vec<f32>) = buckets.into_iter().unzip();
+        Event::Buckets { sizes, energies: if knows_energies { energies } else { Vec::new() } }
+    });
+    prop_oneof![Just(Event::Buckets { sizes: Vec::new(), energies: Vec::new() }), several]
+}
+
+/// The mean loss of the newest steps up to one, and maybe of those before the decision in force.
+fn loss() -> impl proptest::strategy::Strategy<Value = Event> {
+    let losses = (prop::option::of(0.1..3.0f64), 0.1..3.0f64, 23..1000u64);
+    losses.prop_map(|(before, newest, last_step)| Event::Loss { before, newest, last_step })
 }
 
 fn event() -> impl proptest::strategy::Strategy<Value = Event> {
@@ -38,6 +57,10 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
         1 => Just(Event::Blind),
         1 => (1..10_000_000_000u64).prop_map(Event::ClockBack),
         1 => Just(Event::Amnesia),
+        // Few, since looks at a gradient in several buckets take several times as long.
+        1 => buckets(),
+        3 => loss(),
+        1 => Just(Event::NoLoss),
     ]
 }
 
@@ -46,7 +69,7 @@ fn happen(job: &mut Job, event: &Event) {
         Event::Wait(s) => job.wait(s),
         Event::Network { alpha, bandwidth } => job.network(alpha, bandwidth),
         Event::Measured { slower, gain } => {
-            let gain = if job.strategy().is_dense() { 1.0 } else { gain };
+            let gain = if job.s.plan().is_dense() { 1.0 } else { gain };
             job.measure(0.01 * slower, 0.09 * slower, gain);
         }
         Event::Profile { exponent, scan } => {
@@ -67,14 +90,39 @@ fn happen(job: &mut Job, event: &Event) {
         Event::Blind => job.s.links = None,
         Event::ClockBack(us) => job.now = Timestamp(job.now.0.saturating_sub(us)),
         Event::Amnesia => job.s.memory = Default::default(),
+        Event::Buckets { ref sizes, ref energies } => begin_anew(job, sizes, energies),
+        Event::Loss { before, newest, last_step } => {
+            let mean = |mean: f64, last_step: u64| MeanLoss { mean, sd: 0.05, first_step: last_step - 23, last_step };
+            job.s.losses = Some(Losses {
+                version: job.s.version(),
+                began: (last_step < 256).then_some(2.5),
+                before: before.map(|loss| mean(loss, 23)),
+                newest: mean(newest, last_step),
+            });
+        }
+        Event::NoLoss => job.s.losses = None,
     }
+}
+
+/// A run that goes on from the versions of the one before, with a gradient in buckets of which these sizes say how large they are.
+fn begin_anew(job: &mut Job, sizes: &[u64], energies: &[f32]) {
+    let s = &mut job.s;
+    (s.earlier, s.begun) = (s.newest_version(), job.now);
+    (s.in_force, s.measured, s.losses) = (None, None, None);
+    let all: u64 = sizes.iter().sum();
+    s.buckets = sizes.iter().map(|size| size * s.gradient_values / all).collect();
+    let rest = s.gradient_values - s.buckets.iter().sum::<u64>();
+    if let Some(last) = s.buckets.last_mut() {
+        *last += rest;
+    }
+    s.energies = energies.to_vec();
 }
 
 /// A change comes after the dwell time unless it goes back to dense, with the next version.
 fn holds(before: &Snapshot, outcome: &Outcome, now: Timestamp) -> Result<(), TestCaseError> {
     let Some(decision) = outcome.decision() else { return Ok(()) };
-    prop_assert_eq!(decision.version, before.version().next());
-    prop_assert_eq!(decision.parent, before.version());
+    prop_assert_eq!(decision.version, before.newest_version().next());
+    prop_assert_eq!(decision.parent, before.newest_version());
     let from = before.memory.dwell_from.filter(|_| before.in_force.is_some() && !decision.plan.is_dense());
     if let Some(from) = from {
         prop_assert!(now.since(from) >= before.config.dwell_s, "changed within the dwell time");
@@ -128,10 +176,14 @@ proptest! {
         job.s.config.policy = policy;
         for event in &events {
             happen(&mut job, event);
-            let before = job.s.clone();
+            let (before, mut rng) = (job.s.clone(), job.rng.clone());
             let outcome = job.call();
             holds(&before, &outcome, job.now)?;
             let text = serde_json::to_string(&outcome).unwrap();
+            if !before.buckets.is_empty() || before.losses.is_some() {
+                let again = decide(&before, job.now, &mut rng);
+                prop_assert_eq!(&serde_json::to_string(&again).unwrap(), &text, "another answer to the same");
+            }
             let back: Outcome = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(back, outcome, "an answer changes when it is stored and read back");
         }
