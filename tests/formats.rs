@@ -84,6 +84,9 @@ fn text(before: &Value) -> Option<String> {
     })
 }
 
+/// Paths and keys of the release before that are answered no longer: of the model that was fitted beside what is believed.
+const WITHDRAWN: [&str; 3] = ["coefficients", "model_sync_us", "settled"];
+
 /// Asserts that everything of `before` is in `now`, which may have more keys; `at` names the place.
 fn assert_kept(at: &str, before: &Value, now: &Value) {
     match (before, now) {
@@ -96,7 +99,9 @@ fn assert_kept(at: &str, before: &Value, now: &Value) {
         (before, Value::String(now)) if text(before).is_some() => assert_eq!(text(before).as_ref(), Some(now), "{at}"),
         (Value::Object(before), Value::Object(now)) => {
             // What is absent now had no value.
-            for (key, before) in before.iter().filter(|(key, before)| now.contains_key(*key) || !before.is_null()) {
+            let is_asked =
+                |key: &str, before: &Value| now.contains_key(key) || !before.is_null() && !WITHDRAWN.contains(&key);
+            for (key, before) in before.iter().filter(|(key, before)| is_asked(key, before)) {
                 let now = now.get(key).unwrap_or_else(|| panic!("{at} has no {key}"));
                 assert_kept(&format!("{at}.{key}"), before, now);
             }
@@ -111,7 +116,8 @@ fn a_database_of_the_release_before_answers_all_that_it_answered() {
     let listen = rest::free_address();
     let _controller = controller(folder.path(), listen);
     let answers = answers();
-    for (path, before) in answers.as_object().expect("answers by path") {
+    let paths = answers.as_object().expect("answers by path");
+    for (path, before) in paths.iter().filter(|(path, _)| !WITHDRAWN.contains(&path.as_str())) {
         let mut before = before.clone();
         if path == "nodes" {
             // No agent runs.

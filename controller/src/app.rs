@@ -23,7 +23,7 @@ use crate::reported::Reported;
 use crate::store::{JobRow, RankRow, Store};
 use crate::{ConfigError, ServeError};
 
-/// Everything. What must survive is in the store; the rest is filled again within a second of a restart.
+/// Everything. What must survive is in the store; the rest is known again within seconds of a restart.
 #[derive(Debug)]
 pub struct App {
     /// As configured.

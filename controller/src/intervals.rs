@@ -19,7 +19,7 @@ pub struct Prediction {
     pub step_us: f64,
 }
 
-/// What moved, apart from the steps.
+/// What a cut depends on besides the steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Surroundings<'a> {
     /// Of the strategy in force; absent without links.

@@ -196,44 +196,48 @@ pub fn without_claims_of(links: &[LinkRow], node: &NodeName) -> Vec<LinkRow> {
     links.iter().map(mirrored).collect()
 }
 
-/// What nodes have been found to send and to receive, bit/s. A link has the less of what its two ends have, so the most over a node's links
-/// is the node's own.
-#[derive(Debug, Default)]
-struct Nics<'a> {
-    send: BTreeMap<&'a NodeName, f64>,
-    receive: BTreeMap<&'a NodeName, f64>,
-}
+/// What a job's nodes have been found to send and to receive over links like one that no test was made on.
+struct Nics<'a>(Vec<&'a LinkView>);
 
 impl<'a> Nics<'a> {
-    fn of(links: &'a LinkMap) -> Self {
-        let mut nics = Self::default();
-        for ((from, to), view) in links {
-            for (known, node) in [(&mut nics.send, from), (&mut nics.receive, to)] {
-                let most = known.get(node).copied().into_iter().chain(view.bandwidth_bps).reduce(f64::max);
-                known.extend(most.map(|most| (node, most)));
-            }
-        }
-        nics
+    fn of(links: &'a LinkMap, nodes: &[NodeName]) -> Self {
+        let is_of_job = |view: &&LinkView| nodes.contains(&view.from) && nodes.contains(&view.to);
+        Self(links.values().filter(|view| view.bandwidth_bps.is_some()).filter(is_of_job).collect())
     }
 
-    /// Of a link that no test was made on, where tests were made on other links of both ends.
-    fn between(&self, from: &NodeName, to: &NodeName) -> Option<f64> {
-        self.send.get(from).zip(self.receive.get(to)).map(|(send, receive)| send.min(*receive))
+    /// The bandwidth of a link, where tests were made on other links of both of its ends that have about its latency: what is far away is
+    /// reached over another bottleneck.
+    fn bandwidth_bps(&self, of: &LinkView) -> Option<f64> {
+        let send = self.most(|view| view.from == of.from, of.latency_us)?;
+        Some(send.min(self.most(|view| view.to == of.to, of.latency_us)?))
+    }
+
+    /// A link has the less of what its two ends have: of the newest tests of a node's links the most is the node's own.
+    fn most(&self, is_of_node: impl Fn(&LinkView) -> bool, latency_us: f64) -> Option<f64> {
+        let is_alike = |view: &LinkView| {
+            let (low, high) = (view.latency_us.min(latency_us), view.latency_us.max(latency_us));
+            high - low < ENDS_FLOOR_US || high < ENDS_DIFFER * low
+        };
+        let age_ms = |view: &LinkView| view.bandwidth_age_ms.unwrap_or(f64::INFINITY);
+        let alike = || self.0.iter().filter(|view| is_of_node(view) && is_alike(view));
+        let newest_ms = alike().map(|view| age_ms(view)).reduce(f64::min)?;
+        let of_now = alike().filter(|view| age_ms(view) <= newest_ms + SAME_TIME_S * 1e3);
+        of_now.filter_map(|view| view.bandwidth_bps).reduce(f64::max)
     }
 }
 
-/// The matrix between the ranks that run on `nodes`, or what is missing, in words. Links that no test was made on are taken from what their
-/// ends were found to send and receive: so the tests that are waited for grow with the nodes and not with their pairs.
+/// The matrix between the ranks that run on `nodes`, or what is missing, in words. A link without a test of its own has what tests of its
+/// ends found over links like it: so the tests that are waited for grow with the nodes and not with their pairs.
 pub fn matrix(links: &LinkMap, nodes: &[NodeName]) -> Result<Links, String> {
     let mut age_ms = 0.0_f64;
     let mut oldest_ms = 0.0_f64;
     let mut confidence = 1.0_f64;
     let mut missing = Vec::new();
     let none = Link::new(0.0, 1e9).map_err(|e| e.to_string())?;
-    let nics = Nics::of(links);
+    let nics = Nics::of(links, nodes);
     let mut get = |from: &NodeName, to: &NodeName| {
         let view = links.get(&(from.clone(), to.clone()));
-        let bandwidth_bps = |view: &LinkView| view.bandwidth_bps.or_else(|| nics.between(from, to));
+        let bandwidth_bps = |view: &LinkView| view.bandwidth_bps.or_else(|| nics.bandwidth_bps(view));
         let link = view.and_then(|view| Link::new(view.latency_us * 1e-6, bandwidth_bps(view)?).ok());
         match (view, link) {
             (Some(view), Some(link)) => {
@@ -464,6 +468,18 @@ pub(crate) mod tests {
         // As long as nothing but d has sent to c, either may be what is slow.
         assert_eq!(bandwidths(links(&pairs[..4])), [1e8, 1e9, 1e8]);
         assert_eq!(bandwidths(links(&pairs)), [1e8, 1e9, 1e9]);
+        // What is slower now is so for links without a test, too.
+        let mut changed = among(&pairs);
+        changed.iter_mut().filter(|t| t.src == node("a")).for_each(|t| t.bandwidth_bps = 1e7);
+        changed.iter_mut().filter(|t| t.src == node("a")).for_each(|t| t.received = Timestamp(60_000_000));
+        assert_eq!(bandwidths(of(&changed).unwrap().matrix)[2], 1e7);
+        // Two sites, each tested inside.
+        let mut far = rows.clone();
+        let site = |name: &NodeName| *name < node("c");
+        far.iter_mut().filter(|r| site(&r.src) != site(&r.dst)).for_each(|r| r.report.latency_us = 2e4);
+        let inside = among(&[("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")]);
+        let waits = matrix(&merge(&far, &inside, Timestamp(0)), &nodes).unwrap_err();
+        assert!(waits.starts_with("no throughput test from a to c, no throughput test from a to d, "), "{waits}");
         let without = of(&among(&[("a", "b"), ("b", "c"), ("c", "a")])).unwrap_err();
         assert!(without.starts_with("no throughput test from a to d, no throughput test from b to d, "), "{without}");
     }

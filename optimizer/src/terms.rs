@@ -43,7 +43,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Time of the unfitted model in seconds.
+    /// Their sum in seconds.
     pub fn total(self) -> f64 {
         self.alpha_s + self.beta_s
     }

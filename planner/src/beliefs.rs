@@ -94,8 +94,8 @@ pub(crate) struct Prices {
     pub(crate) plans: Vec<Priced>,
     /// Logarithms of seconds per byte, in the samples of the plans' scores.
     pub(crate) bandwidth: Vec<f64>,
-    /// Plans by bucket that only the search has found.
-    pub(crate) found: Vec<Plan>,
+    /// Plans by bucket that are known without a search.
+    pub(crate) listed: Vec<Plan>,
 }
 
 impl Beliefs {
@@ -348,24 +348,22 @@ impl Beliefs {
     pub(crate) fn price(&mut self, s: &Snapshot, mut plans: Vec<Plan>, rng: &mut (impl RngCore + ?Sized)) -> Prices {
         let Some(problem) = self.problem(s) else { return Prices::default() };
         let mut known = Known::over(&problem);
-        let by_bucket = self.search(s, &mut known, rng);
-        let found: Vec<Plan> =
-            by_bucket.iter().filter(|(_, is_listed)| !is_listed).map(|(plan, _)| plan.clone()).collect();
-        let new: Vec<Plan> = by_bucket.into_iter().map(|(plan, _)| plan).filter(|plan| !plans.contains(plan)).collect();
+        let Searched { found, listed } = self.search(s, &mut known, rng);
+        let new: Vec<Plan> = found.into_iter().filter(|plan| !plans.contains(plan)).collect();
         plans.extend(new);
-        Prices { found, ..self.sample(s, &mut known, plans) }
+        Prices { listed, ..self.sample(s, &mut known, plans) }
     }
 
-    /// Plans by bucket that are worth pricing, by what is expected, and whether they were listed before the search; none where the gradient is one bucket or nothing can be compressed.
-    fn search(&mut self, s: &Snapshot, known: &mut Known<'_>, rng: &mut (impl RngCore + ?Sized)) -> Vec<(Plan, bool)> {
+    /// Plans by bucket that are worth pricing, by what is expected; none where the gradient is one bucket or nothing can be compressed.
+    fn search(&mut self, s: &Snapshot, known: &mut Known<'_>, rng: &mut (impl RngCore + ?Sized)) -> Searched {
         let shape = shape(s);
         if s.ranks < 2 || shape.shares().len() < 2 {
-            return Vec::new();
+            return Searched::default();
         }
         let mut of: Vec<Evaluated> = plans::options(s).iter().filter_map(|x| known.evaluated(x)).collect();
         of.retain(|e| !is_noisy(s, e, || self.expected_gain(s, e)));
         if of.iter().all(|e| e.strategy.is_dense()) {
-            return Vec::new();
+            return Searched::default();
         }
         let law = s.delay();
         let paths = paths(&of, self.exchange.common());
@@ -384,8 +382,8 @@ impl Beliefs {
         let in_force = shape.by_group(s.plan()).into_iter().map(|x| of.iter().position(|e| e.strategy == *x)).collect();
         let groups = Groups::new((&shape, backward_s), &expected, &s.config.policy, in_force);
         let plan = |choice: &Vec<usize>| shape.plan(choice.iter().map(|i| &of[*i].strategy));
-        let found = groups.found(rng.next_u64(), &s.policy);
-        found.iter().filter_map(|choice| Some((plan(choice)?, groups.is_listed(choice)))).collect()
+        let found = groups.found(rng.next_u64(), &s.policy).iter().filter_map(plan).collect();
+        Searched { found, listed: groups.listed().iter().filter_map(plan).collect() }
     }
 
     /// The plans with samples of their price.
@@ -426,7 +424,7 @@ impl Beliefs {
             let energies = weights(shape.energies(), &by_kind, kinds.len());
             Some(sampled.priced(s, (plan, last), (&values, &energies), &sync))
         };
-        Prices { plans: each.filter_map(priced).collect(), bandwidth: waits.bandwidth, found: Vec::new() }
+        Prices { plans: each.filter_map(priced).collect(), bandwidth: waits.bandwidth, listed: Vec::new() }
     }
 
     /// The step that the links claim for the strategy in force, where its newest steps show a network that is far faster: then one of
@@ -438,6 +436,14 @@ impl Beliefs {
         let claimed = Evaluator::new(&problem).evaluate(s.plan().alike()?).ok()?;
         (claimed.t_step.get() > CONTRADICTION * scatter.step_high.get()).then_some(claimed.t_step)
     }
+}
+
+/// Plans by bucket.
+#[derive(Default)]
+struct Searched {
+    found: Vec<Plan>,
+    /// What was searched from.
+    listed: Vec<Plan>,
 }
 
 /// A strategy of the plan in force, as steps show it.

@@ -70,8 +70,8 @@ struct Call<'a> {
     memory: Memory,
     /// Best first.
     all: Vec<Priced>,
-    /// Plans by bucket among them that only the search has found.
-    found: Vec<Plan>,
+    /// Plans by bucket that are known without a search.
+    listed: Vec<Plan>,
     /// What each is worth against the strategy in force.
     worth: Vec<Worth>,
     /// What a throughput test is expected to save, as a share.
@@ -183,7 +183,7 @@ impl<'a> Call<'a> {
             now,
             memory,
             all: Vec::new(),
-            found: Vec::new(),
+            listed: Vec::new(),
             worth: Vec::new(),
             test_worth: 0.0,
             contradicted: None,
@@ -296,7 +296,7 @@ impl<'a> Call<'a> {
             }
         }
         let prices = self.memory.beliefs.price(self.s, plans, rng);
-        (self.all, self.found) = (prices.plans, prices.found);
+        (self.all, self.listed) = (prices.plans, prices.listed);
         if !self.offered() {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
@@ -629,7 +629,10 @@ impl<'a> Call<'a> {
             in_force,
             contradicted_s: self.contradicted.map(Seconds::get),
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
-            solver: if self.found.contains(&chosen) { Solver::NsgaII } else { Solver::Enumeration },
+            solver: match chosen.alike().is_some() || self.listed.contains(&chosen) {
+                true => Solver::Enumeration,
+                false => Solver::NsgaII,
+            },
             chosen,
             proposed: self.proposed.clone(),
             policy: self.s.config.policy.policy().name().to_owned(),

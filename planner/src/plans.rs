@@ -10,7 +10,8 @@ use flexcomm_domain::{CompressionRatio, Gain, Plan, Seconds, Strategy};
 use flexcomm_estimation::exchange::BACKWARD_SHARE;
 use flexcomm_estimation::{Compute, Cost, Shape};
 use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
-use flexcomm_optimizer::{Delay, Evaluated, Terms};
+use flexcomm_optimizer::{Evaluated, Terms};
+use std::cell::OnceCell;
 
 /// Plans of a search that are priced.
 const MOST_FOUND: usize = 16;
@@ -89,7 +90,7 @@ pub(crate) struct Groups<'a> {
     policy: &'a PolicyConfig,
     /// What is searched from: the best of those with one option for all groups, and of those with one for the first few and another for the
     /// rest,
-    listed: Vec<Vec<usize>>,
+    listed: OnceCell<Vec<Vec<usize>>>,
     /// and what is in force, where that is among the options.
     in_force: Option<Vec<usize>>,
 }
@@ -101,9 +102,7 @@ impl<'a> Groups<'a> {
         policy: &'a PolicyConfig,
         in_force: Option<Vec<usize>>,
     ) -> Self {
-        let mut groups = Self { shape, backward_s, options, policy, listed: Vec::new(), in_force };
-        groups.listed = groups.list(SETTINGS.population);
-        groups
+        Self { shape, backward_s, options, policy, listed: OnceCell::new(), in_force }
     }
 
     /// Seconds of compressing and of waiting that a step shows, beyond computing.
@@ -186,7 +185,7 @@ impl<'a> Groups<'a> {
     /// The best plans by the price among those that NSGA-II finds and the job's limits admit, of which not all groups are alike; best
     /// first.
     pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
-        let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
+        let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_else(|_| self.listed().to_vec());
         let differs = |choice: &Vec<usize>| {
             let last = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
             last.is_some_and(|group| self.shape.tells_apart(group))
@@ -217,8 +216,14 @@ pub struct Buckets {
 
 impl Buckets {
     /// Of so many values and, where they are as many, these shares of the gradient's energy, in the order of backward. Each of the
-    /// strategies is evaluated for the whole gradient; `law` is what delay costs.
-    pub fn new((values, energies): (&[u64], &[f32]), compute: Seconds, of: Vec<Evaluated>, law: Delay) -> Self {
+    /// strategies is evaluated for the whole gradient; plans are compared by the policy.
+    pub fn new(
+        (values, energies): (&[u64], &[f32]),
+        compute: Seconds,
+        of: Vec<Evaluated>,
+        policy: PolicyConfig,
+    ) -> Self {
+        let law = policy.time_to_quality().delay();
         let expected = |e: &Evaluated| Expected {
             cost: Cost { each_s: e.terms.alpha_s, all_s: e.terms.beta_s, compress_s: e.t_comp.get() },
             lost: e.quality().log_inverse_gain(),
@@ -226,7 +231,7 @@ impl Buckets {
         };
         let options = of.iter().map(expected).collect();
         let shape = Shape::new(values, energies, Compute::measured(compute.get()));
-        Self { shape, of, options, policy: PolicyConfig::default() }
+        Self { shape, of, options, policy }
     }
 
     fn groups<'a>(&'a self, options: &'a [Expected]) -> Groups<'a> {
@@ -247,8 +252,8 @@ impl Buckets {
         Evaluated { t_comp: seconds(compress_s), t_sync, t_step: seconds(step_s), ..of.clone() }
     }
 
-    /// The best plans that NSGA-II finds and the policy admits, of those with several strategies. The best by the time for the progress of a
-    /// dense step comes first. The same seed finds the same.
+    /// The best plans that NSGA-II finds and the policy admits, of those with several strategies, best first. The same
+    /// seed finds the same.
     pub fn by_bucket(&self, seed: u64, policy: &JobPolicy) -> Vec<ByBucket> {
         let may = |i: &usize| may_differ(&self.of[*i].strategy);
         let kept: Vec<usize> = (0..self.of.len()).filter(may).collect();
@@ -302,14 +307,16 @@ impl Search for Groups<'_> {
     }
 
     fn start(&self, count: usize) -> Vec<Vec<usize>> {
-        self.in_force.iter().chain(&self.listed).take(count).cloned().collect()
+        let listed = self.listed();
+        let in_force = self.in_force.iter().filter(|choice| !listed.contains(choice));
+        in_force.chain(listed).take(count).cloned().collect()
     }
 }
 
 impl Groups<'_> {
-    /// Whether it is known without a search.
-    pub(crate) fn is_listed(&self, choice: &Vec<usize>) -> bool {
-        self.listed.contains(choice)
+    /// What is known without a search.
+    pub(crate) fn listed(&self) -> &[Vec<usize>] {
+        self.listed.get_or_init(|| self.list(SETTINGS.population))
     }
 
     fn list(&self, count: usize) -> Vec<Vec<usize>> {
@@ -368,7 +375,7 @@ mod tests {
             assert!(found <= best * (1.0 + 1e-9), "{searched:?} at {found}, {listed:?} at {best}");
             let alike = (0..3).map(|option| groups.price(&[option; 6])).fold(f64::INFINITY, f64::min);
             assert!(best <= alike);
-            beyond_the_list += u32::from(!groups.is_listed(&searched));
+            beyond_the_list += u32::from(!groups.listed().contains(&searched));
         }
         assert!(beyond_the_list > 1, "the search finds what is not listed");
     }

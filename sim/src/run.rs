@@ -443,7 +443,7 @@ pub fn fixed(setup: &Setup, strategy: &Strategy) -> f64 {
 }
 
 /// Seconds it takes with the truly best candidate in every epoch, known in advance and switched to for free:
-/// what no planner can beat.
+/// what no planner can beat where the gradient is one bucket.
 pub fn oracle(setup: &Setup, candidates: &[Strategy]) -> f64 {
     epochs(setup, |epoch_cost| candidates.iter().map(epoch_cost).fold(f64::INFINITY, f64::min))
 }

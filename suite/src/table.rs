@@ -12,8 +12,8 @@ Not in the truth: packets one by one and congestion control other than windows t
 or routes (ports of NICs are the only bottlenecks), so traceroutes find nothing; echoes that are lost; NCCL's and GPU's own behaviour; \
 cores and memory that computing, compression, agents and controller compete for: agents and passes of the controller take no time; \
 of trials the time of copies that they take and put back; of AR-Topk's shadows their time and the samples of gradients that ranks \
-send for them; handshakes of HTTP and TLS; what a controller keeps from earlier jobs: its coefficients of collectives and compressors \
-begin empty in every run; compressors that the truth's table does not have, which flexcomm is not offered; ranks that come, go or are \
+send for them; handshakes of HTTP and TLS; what a controller keeps from earlier jobs: what it believes of collectives and compressors \
+begins anew in every run; compressors that the truth's table does not have, which flexcomm is not offered; ranks that come, go or are \
 slower for good; clocks that drift; models of more than a few layers, whose gradients these stand for by a factor, with which all \
 grows that is not fixed: PowerSGD's factors too, which would grow with the root of it, and the one value of a bucket that top-k keeps \
 at least.";

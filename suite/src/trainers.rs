@@ -28,7 +28,7 @@ use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What moves the bytes: coefficients of the cost model are fitted per backend.
+/// What moves the bytes.
 pub const BACKEND: &str = "suite";
 
 /// What the hook for torch offers on Gloo, whose allreduce is a ring.

@@ -41,7 +41,7 @@ BY_GAIN, BY_TIME = CONFIG + "sync = 0.0\ninverse_gain_s = 1000.0\n", CONFIG + "s
 #: What today's controller must still answer.
 PATHS = [
     "jobs", "jobs/decided", "jobs/decided/decision", "jobs/decided/history", "jobs/decided/trials", "jobs/decided/intervals",
-    "jobs/decided/progress", "jobs/decided/runs", "coefficients", "nodes", "links/a/b/history", "links/b/a/history",
+    "jobs/decided/progress", "jobs/decided/runs", "nodes", "links/a/b/history", "links/b/a/history",
 ]
 
 

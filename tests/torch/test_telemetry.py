@@ -41,7 +41,6 @@ def test_steps_under_a_text_are_shown_with_their_costs(seen):
             assert 0 < interval["gain"] <= 1
             # A rank's own newest step is one of many: lengths vary with what is in the messages.
             assert 0.5 < interval["bytes_sent"] / rank["sent"] < 2
-            # No model knows it.
-            assert interval["predicted_sync_us"] is None and not interval["settled"]
+            # Nothing is expected of what a user runs.
+            assert interval["predicted_sync_us"] is None
         assert rank["job"]["comp_us"] > 0 and rank["rejected"] == []
-        assert all(c["samples"] == 0 for c in rank["coefficients"]), rank["coefficients"]

@@ -262,7 +262,7 @@ pub struct Hello {
     /// trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: what jobs show of collectives tells of later ones over the same.
+    /// What moves the bytes, for example `lab-tcp`, `gloo`, `nccl`: collective times learned in a job are the prior of later jobs with the same backend.
     pub backend: String,
     /// The compressors it has, with their real wire sizes.
     pub codecs: Vec<CodecInfo>,

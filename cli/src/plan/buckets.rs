@@ -64,8 +64,7 @@ pub(super) fn solve(
     let began = Instant::now();
     let values: Vec<u64> = buckets.0.iter().map(|b| b.values).collect();
     let energies: Vec<f32> = buckets.0.iter().filter_map(|b| b.energy.map(|energy| energy as f32)).collect();
-    let law = config.time_to_quality().delay();
-    let job = flexcomm_planner::Buckets::new((&values, &energies), problem.compute, whole, law);
+    let job = flexcomm_planner::Buckets::new((&values, &energies), problem.compute, whole, config.clone());
     let alike = job.alike();
     let least_gain = Some(config.gain_floor()).filter(|floor| *floor > 0.0);
     let found = job.by_bucket(args.seed, &JobPolicy { least_gain, ..JobPolicy::default() });

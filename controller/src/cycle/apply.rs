@@ -6,7 +6,7 @@ use flexcomm_planner::{Memory, Outcome, TrialRequest};
 use super::decide::Decided;
 use super::{CycleError, Gathered};
 use crate::app::App;
-use crate::store::{NewDecision, NewTrial};
+use crate::store::{JobRow, NewDecision, NewTrial, StoreError};
 
 /// Stores what the outcome asks for.
 pub async fn apply(app: &App, gathered: &Gathered, Decided { outcome, seed }: &Decided) -> Result<(), CycleError> {
@@ -51,14 +51,21 @@ async fn remember(app: &App, gathered: &Gathered, memory: &Memory, must: bool) -
     Ok(())
 }
 
-/// Stores what is remembered of jobs that do not run any more, for those that come after them.
-pub async fn remember_ended(app: &App, runs: impl Fn(&JobId) -> bool) {
+/// Stores what is remembered of all but these runs, for those that come after them.
+pub async fn remember_ended(app: &App, runs: &[JobRow]) {
     let ended = app.memories.lock().forget_others(runs);
     for (run, memory) in ended {
         let stored =
             async { Ok::<_, CycleError>(app.store.put_planner_memory(&run, &json(&run.job, &memory)?).await?) };
-        if let Err(error) = stored.await {
-            tracing::debug!(job = %run.job, %error, "what the planner remembers since it was stored last is lost");
+        match stored.await {
+            Ok(()) => {}
+            Err(CycleError::Store(error @ StoreError::Replaced { .. })) => {
+                tracing::debug!(%error, "what the planner remembers since it was stored last is dropped");
+            }
+            Err(error) => {
+                tracing::warn!(job = %run.job, %error, "what the planner remembers is not stored; the next look tries again");
+                app.memories.lock().keep(&run, memory, app.clock.now(), false);
+            }
         }
     }
 }

@@ -67,7 +67,7 @@ pub async fn run(app: Arc<App>) {
                 continue;
             }
             _ = stopping.changed() => {
-                apply::remember_ended(&app, |_| false).await;
+                apply::remember_ended(&app, &[]).await;
                 return;
             }
         }
@@ -107,8 +107,8 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
     app.statuses.lock().retain(|job, _| runs(job));
     app.missing.lock().retain(runs);
     app.doubts.lock().retain(runs);
-    app.reported.lock().retain(runs);
-    apply::remember_ended(app, runs).await;
+    app.reported.lock().retain(&jobs);
+    apply::remember_ended(app, &jobs).await;
     let each = futures_util::stream::iter(jobs.iter().cloned()).map(|job| one_job(app, job));
     let at_once = if app.clock.is_given() { 1 } else { JOBS_AT_ONCE };
     let failed: Vec<CycleError> =

@@ -73,7 +73,7 @@ async fn measure(
     Ok((cut.closed.into_iter().next_back(), Some(cut.open)))
 }
 
-/// What waits are off by that are noise of computing, as a share of the step.
+/// Noise of computing in a measured wait, as a share of the step.
 const UNEVEN: f64 = 0.02;
 
 /// Whether the collective takes another time than predicted before its steps.

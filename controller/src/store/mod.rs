@@ -190,7 +190,6 @@ pub struct Store {
     write: Writer,
     read: SqlitePool,
     damaged: checksum::Damaged,
-    /// Read back once: reading it fits every curve anew.
     /// Steps as they were read last.
     windows: Mutex<BTreeMap<JobId, steps::Window>>,
     reads: Reads,

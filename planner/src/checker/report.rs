@@ -11,6 +11,8 @@ pub(super) fn finite(outcome: &Outcome, found: &mut Findings) {
         let times = [a.t_comp_s, a.t_sync_s, a.t_step_s, a.gain.get(), a.variance];
         let ok = times.iter().chain(&a.score).all(|v| v.is_finite() && *v >= 0.0);
         found.expect(ok, "finite", || format!("{}: {times:?}, score {:?}", a.plan, a.score));
+        let lost = a.inverse_gain.unwrap_or(1.0);
+        found.expect(lost.is_finite() && lost >= 1.0 - 1e-9, "finite", || format!("{}: 1/gain is {lost}", a.plan));
         let (saves, sure) = (a.saves.unwrap_or_default(), a.sure.unwrap_or_default());
         let is_valid = saves.is_finite() && (0.0..=1.0).contains(&sure);
         found.expect(is_valid, "finite", || format!("{}: saves {saves} with probability {sure}", a.plan));

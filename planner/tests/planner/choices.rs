@@ -154,7 +154,7 @@ fn by_knee_steps_that_compress_for_longer_than_dense_ones_take_are_left_within_t
     panic!("{} stays", job.strategy());
 }
 
-/// Steps wait for data, say: less of them is compressing and communicating than of dense ones.
+/// Of steps that wait for data a smaller share is compressing and communicating than of dense ones.
 #[test]
 fn by_knee_steps_that_are_slower_than_dense_ones_and_score_better_stay() {
     let mut job = compressed_by_knee();

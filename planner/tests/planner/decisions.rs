@@ -2,6 +2,7 @@
 
 use crate::common::{Job, next, of, profile, seconds};
 use flexcomm_domain::{CodecBytes, Collective, Plan, Strategy, Version};
+use flexcomm_optimizer::Solver;
 use flexcomm_optimizer::policy::TimeToQuality;
 use flexcomm_planner::{Keep, LossWatch, Losses, MeanLoss, PolicyConfig, Verdict};
 
@@ -415,6 +416,8 @@ fn buckets_that_backward_hides_stay_dense_and_the_last_ones_are_compressed() {
     let best = alike.map(|a| price(&a.plan)).fold(f64::INFINITY, f64::min);
     assert!(plan.of(0).is_dense() && !plan.last().is_dense(), "{plan}: {}", outcome.report.why);
     assert!(price(&plan) < 0.985 * best, "{plan} at {}, the best alike at {best}", price(&plan));
+    let parts = plan.to_string().split(" | ").count();
+    assert_eq!(outcome.report.solver == Solver::NsgaII, parts > 2, "{plan}: splits in two are listed");
 }
 
 fn plan_gains<'a>(job: &'a Job, plan: &'a Plan) -> impl Iterator<Item = f64> + 'a {

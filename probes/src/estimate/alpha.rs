@@ -25,7 +25,7 @@ const SHARP: Rule = Rule { spread: 0.01, ..RULE };
 const FULL_SUPPORT: f64 = 8.0;
 /// Age in seconds at which confidence has fallen to 1/e.
 const CONFIDENCE_AGE_S: f64 = 15.0;
-/// A year: ages are not told beyond.
+/// A year: what is older is reported as this.
 const MAX_AGE_S: f64 = 31_536_000.0;
 
 #[derive(Debug, Clone)]

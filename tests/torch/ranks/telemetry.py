@@ -46,7 +46,7 @@ with ranks() as (rank, world, seen):
     costs = session.costs
     seen |= {
         "intervals": found, "strategy": session.strategy, "equal": same(parameters_hash(model.module)), "sent": costs.sent,
-        "job": ask("jobs/default"), "coefficients": ask("coefficients"), "rejected": ask("rejected-reports"),
+        "job": ask("jobs/default"), "rejected": ask("rejected-reports"),
         "report": ask("jobs/default/report"),
     }
     session.close()
