@@ -56,7 +56,7 @@ pub enum ServeError {
     #[error("read the configuration: {0}")]
     Config(#[from] ConfigError),
     /// The address cannot be had.
-    #[error("listen on {addr}: {source}")]
+    #[error("listen on {addr}: {source}; see --listen")]
     Listen {
         /// Which.
         addr: SocketAddr,
@@ -111,5 +111,6 @@ pub async fn serve_on(
     let _ = cycle.await;
     let _ = health.await;
     app.store.close().await;
+    tracing::info!("the controller has stopped; what it decided and learned is stored");
     Ok(())
 }

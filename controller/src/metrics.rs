@@ -65,7 +65,7 @@ table! {
     JOB_ACCURACY = "flexcomm_job_accuracy_ratio" ["training_job"];
     /// Compression gain of the newest steps, 0 to 1.
     JOB_GAIN = "flexcomm_job_gain_ratio" ["training_job"];
-    /// Compression ratio in force; 1 is dense.
+    /// Share of the gradient's values that the strategy in force sends: 1 for dense, and for what sends less of each value or low-rank factors.
     JOB_CR = "flexcomm_job_compression_ratio" ["training_job"];
     /// Version of the decision in force.
     JOB_VERSION = "flexcomm_job_decision_version" ["training_job"];

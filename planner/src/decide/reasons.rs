@@ -3,6 +3,7 @@
 use super::{Call, Choice, LEAST_SAVING, Stay};
 use crate::beliefs::Priced;
 use crate::{Keep, PolicyConfig, plans, words};
+use flexcomm_domain::CompressorKind;
 
 impl Call<'_> {
     /// Nothing is better: the first decision says what is in force, and later ones that it stays.
@@ -65,20 +66,27 @@ impl Call<'_> {
     pub(super) fn reason(&self, to: usize, from: usize, trying: bool) -> String {
         let (new, old, worth) = (&self.all[to], &self.all[from], self.worth[to]);
         let heading = self.heading().map_or_else(String::new, |heading| format!("{heading}; "));
-        let found = |x: &Priced| if x.plan.alike().is_none() { ", found by NSGA-II" } else { "" };
+        let is_found = |x: &Priced| x.plan.alike().is_none() && !self.listed.contains(&x.plan);
+        let found = |x: &Priced| if is_found(x) { ", found by NSGA-II" } else { "" };
         let named = |x: &Priced| format!("{}, {}{}", words::plan(&x.plan), self.cost(x), found(x));
         if !self.all[from].mean.is_finite() {
-            let gone = self.s.cannot_run(&old.plan).is_some();
-            let why = if gone { "the job still offers" } else { "policy and settings admit" };
-            return format!("{heading}{} is the best that {why}; {} is left", named(new), words::plan(&old.plan));
+            let (best, over) = match self.s.cannot_run(&old.plan).is_some() {
+                true => ("the job still offers", "is no longer offered"),
+                false => ("policy and settings admit", "is no longer admitted"),
+            };
+            return format!("{heading}{} is the best that {best}; {} {over}", named(new), words::plan(&old.plan));
         }
         let sure = words::percent(worth.sure);
         let benefit = match (&self.s.config.policy, trying) {
             (PolicyConfig::TimeToQuality(_), true) => format!(
-                "worth trying, since it is better with probability {sure}, and the better of the two is expected to take {} less time to \
-                 the same progress",
+                "worth trying, since it is better with probability {sure}: keeping the better of the two is expected to take {} less time \
+                 to the same progress",
                 words::percent(worth.when_tried)
             ),
+            // A share of the time would be one of a computing time that is assumed.
+            (PolicyConfig::TimeToQuality(_), false) if self.s.compute.is_none() => {
+                format!("less time to the same progress whatever computing takes, with probability {sure}")
+            }
             (PolicyConfig::TimeToQuality(_), false) => {
                 format!("{} less time to the same progress, with probability {sure}", words::percent(worth.saves))
             }
@@ -144,9 +152,21 @@ impl Call<'_> {
                 false => format!("the policy is {name} now"),
             }),
             pinned.map(|pin| format!("the pin of {} has ended", words::plan(&pin.plan))),
-            (now.kinds != before.kinds).then(|| "the policy allows other compressors".to_owned()),
-            (now.least_gain != before.least_gain || now.most_overhead != before.most_overhead)
-                .then(|| "the policy has other limits".to_owned()),
+            (now.kinds != before.kinds).then(|| match &now.kinds {
+                Some(kinds) => {
+                    let names: Vec<&str> = kinds.iter().map(CompressorKind::name).collect();
+                    format!("the policy allows only {}", names.join(", "))
+                }
+                None => "the policy allows all compressors".to_owned(),
+            }),
+            (now.least_gain != before.least_gain).then(|| match now.least_gain {
+                Some(least) => format!("the policy's least gain is {least}"),
+                None => "the policy has no least gain".to_owned(),
+            }),
+            (now.most_overhead != before.most_overhead).then(|| match now.most_overhead {
+                Some(most) => format!("by the policy compressing may take {} of a step", words::percent(most)),
+                None => "by the policy compressing may take any time".to_owned(),
+            }),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         (!parts.is_empty()).then(|| parts.join(", "))

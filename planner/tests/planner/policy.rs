@@ -247,8 +247,9 @@ fn a_policy_that_changed_is_named_and_not_the_network_or_the_watchdog() {
     job.measure(1e4 * t_comp, t_sync, gain);
     let outcome = job.call();
     let reason = &outcome.decision().expect("only dense is allowed").reason;
-    assert!(reason.starts_with("the policy allows other compressors; dense by "), "{reason}");
+    assert!(reason.starts_with("the policy allows only none; dense by "), "{reason}");
     assert!(reason.contains(" is the best that policy and settings admit; topk "), "{reason}");
+    assert!(reason.ends_with(" is no longer admitted"), "{reason}");
     pin(&mut job, Some(100.0));
     job.call();
     job.run(20, |_| 1.0);
