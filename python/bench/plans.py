@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -137,7 +138,10 @@ def pin(setting: str, out: pathlib.Path) -> None:
         f"http://{CONTROLLER}/api/v1/jobs/plans/policy", json.dumps({"pin": {"strategy": setting}}).encode(), method="PUT",
         headers={"Authorization": f"Bearer {(out / 'token').read_text().strip()}", "Content-Type": "application/json"},
     )
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"plans.py: {setting} cannot be pinned: {error.read().decode()}") from None
 
 
 def run(*words: str) -> None:
