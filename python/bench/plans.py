@@ -3,7 +3,7 @@
     python bench/plans.py --binary ../target/release/flexcomm
 
 Two ranks in network namespaces of their own, made and removed here (root), behind token buckets. The job is a DistributedDataParallel of
-ten layers, a bucket each; what a layer computes is a wait, forward and backward, besides its own small matrix product, since two ranks,
+ten layers in five buckets; what a layer computes is a wait, forward and backward, besides its own small matrix product, since two ranks,
 agents and a controller share the processors of a small machine. Hook, compression, Gloo and the network are what they are in any job.
 
 First flexcomm decides: what is in force and its time per step are printed as they change. Then what it chose last, and each setting of one
