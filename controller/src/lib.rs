@@ -17,7 +17,6 @@ mod grants;
 mod intervals;
 mod limits;
 mod links;
-mod losses;
 mod measure;
 mod memories;
 mod metrics;

@@ -83,6 +83,11 @@ const ENDS_DIFFER: f64 = 4.0;
 /// ... and by at least this much, in microseconds.
 const ENDS_FLOOR_US: f64 = 1000.0;
 
+/// Whether a latency is longer than another by more than noise of its measurement.
+fn is_longer(longer_us: f64, shorter_us: f64) -> bool {
+    longer_us > ENDS_DIFFER * shorter_us && longer_us - shorter_us > ENDS_FLOOR_US
+}
+
 /// Of two ends that differ, one whose newest sample is older is wrong for want of news.
 const ENDS_AGE_MS: f64 = 10_000.0;
 
@@ -119,8 +124,7 @@ pub fn disagreements(links: &LinkMap) -> Vec<Disagreement> {
     let ends = |((from, to), there): (&(NodeName, NodeName), &LinkView)| {
         let back = links.get(&(to.clone(), from.clone()))?;
         let (longer_us, shorter_us) = (there.latency_us, back.latency_us);
-        let differ = longer_us > ENDS_DIFFER * shorter_us && longer_us - shorter_us > ENDS_FLOOR_US;
-        differ.then(|| (from.clone(), to.clone()))
+        is_longer(longer_us, shorter_us).then(|| (from.clone(), to.clone()))
     };
     let differing: Vec<(NodeName, NodeName)> = links.iter().filter_map(ends).collect();
     let mut peers: BTreeMap<&NodeName, usize> = BTreeMap::new();
@@ -214,10 +218,8 @@ impl<'a> Nics<'a> {
 
     /// A link has the less of what its two ends have: of the newest tests of a node's links the most is the node's own.
     fn most(&self, is_of_node: impl Fn(&LinkView) -> bool, latency_us: f64) -> Option<f64> {
-        let is_alike = |view: &LinkView| {
-            let (low, high) = (view.latency_us.min(latency_us), view.latency_us.max(latency_us));
-            high - low < ENDS_FLOOR_US || high < ENDS_DIFFER * low
-        };
+        let is_alike =
+            |view: &LinkView| !is_longer(view.latency_us, latency_us) && !is_longer(latency_us, view.latency_us);
         let age_ms = |view: &LinkView| view.bandwidth_age_ms.unwrap_or(f64::INFINITY);
         let alike = || self.0.iter().filter(|view| is_of_node(view) && is_alike(view));
         let newest_ms = alike().map(|view| age_ms(view)).reduce(f64::min)?;

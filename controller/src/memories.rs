@@ -26,18 +26,21 @@ struct Kept {
 impl Memories {
     /// That of a run; none before its first look in this process.
     pub(crate) fn get(&self, run: &JobRow) -> Option<&Memory> {
-        self.0.get(&run.job).filter(|kept| kept.run.created == run.created).map(|kept| &kept.memory)
+        self.of(run).map(|kept| &kept.memory)
+    }
+
+    fn of(&self, run: &JobRow) -> Option<&Kept> {
+        self.0.get(&run.job).filter(|kept| kept.run.created == run.created)
     }
 
     /// Whether the memory that comes next is to be stored.
     pub(crate) fn is_due(&self, run: &JobRow, now: Timestamp) -> bool {
-        let kept = self.0.get(&run.job).filter(|kept| kept.run.created == run.created);
-        kept.is_none_or(|kept| now.since(kept.stored).get() >= STORE_EVERY_S)
+        self.of(run).is_none_or(|kept| now.since(kept.stored).get() >= STORE_EVERY_S)
     }
 
     /// Takes the newest.
     pub(crate) fn keep(&mut self, run: &JobRow, memory: Memory, now: Timestamp, is_stored: bool) {
-        let before = self.0.get(&run.job).map(|kept| kept.stored);
+        let before = self.of(run).map(|kept| kept.stored);
         let stored = if is_stored { now } else { before.unwrap_or(now) };
         self.0.insert(run.job.clone(), Kept { run: run.clone(), memory, stored, is_stored });
     }

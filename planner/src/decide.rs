@@ -629,10 +629,7 @@ impl<'a> Call<'a> {
             in_force,
             contradicted_s: self.contradicted.map(Seconds::get),
             best: alternatives.first().filter(|a| a.score.is_some()).cloned(),
-            solver: match chosen.alike().is_some() || self.listed.contains(&chosen) {
-                true => Solver::Enumeration,
-                false => Solver::NsgaII,
-            },
+            solver: if self.is_searched(&chosen) { Solver::NsgaII } else { Solver::Enumeration },
             chosen,
             proposed: self.proposed.clone(),
             policy: self.s.config.policy.policy().name().to_owned(),
@@ -647,6 +644,11 @@ impl<'a> Call<'a> {
                 false => self.test_worth * self.horizon_s().min(TEST_TELLS_S),
             },
         }
+    }
+
+    /// Whether it is no plan that is known without a search.
+    fn is_searched(&self, plan: &Plan) -> bool {
+        plan.alike().is_none() && !self.listed.contains(plan)
     }
 
     fn asked(&self) -> Option<String> {

@@ -65,7 +65,7 @@ pub use checker::{Violation, check};
 pub use config::{Config, ConfigError, MAX_CRS};
 pub use decide::{contradicted, decide};
 pub use flexcomm_optimizer::PolicyConfig;
-pub use loss::LossWatch;
+pub use loss::{LOSS_POINTS, LossWatch};
 pub use memory::Memory;
 pub use plans::{Buckets, ByBucket};
 pub use policy::{JobPolicy, JobPolicyError, Pin, rfc3339};

@@ -1,5 +1,9 @@
 //! What the training loss tells of compression.
 
+mod means;
+
+pub use means::LOSS_POINTS;
+
 use crate::{Losses, MeanLoss};
 use flexcomm_domain::{Plan, Version};
 use serde::{Deserialize, Serialize};

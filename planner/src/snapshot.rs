@@ -238,13 +238,6 @@ pub struct MeanLoss {
     pub last_step: u64,
 }
 
-impl Losses {
-    /// By how many standard errors the newest are higher than those before.
-    pub fn rise(&self) -> f64 {
-        self.before.map_or(0.0, |before| self.newest.above(before))
-    }
-}
-
 /// Between which times the newest steps lie, but for one in twenty at either end.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Scatter {

@@ -1,7 +1,7 @@
-//! What the training loss does, and what a controller makes of the losses that are reported.
+//! What the training loss does.
 
 use flexcomm_domain::Version;
-use flexcomm_planner::{Losses, MeanLoss};
+use flexcomm_planner::{LOSS_POINTS, Losses};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -40,18 +40,6 @@ const STAYS: f64 = 0.9;
 /// Half-width of the noise of one step's loss.
 const NOISE: f64 = 0.1;
 
-// The controller's rules, which the simulation cannot depend on: controller/src/losses.rs.
-/// So many losses are read.
-const POINTS: usize = 256;
-/// Losses that a mean goes over, and the fewest.
-const MOST: usize = 24;
-const FEWEST: usize = 12;
-/// Steps after a decision that count for neither.
-const SETTLING: u64 = 10;
-/// So many are where a run began, if they are of such steps.
-const FIRST: usize = 3;
-const BEGINNING: u64 = 500;
-
 /// The losses of a run's newest steps.
 #[derive(Debug, Clone)]
 pub(crate) struct LossLog {
@@ -61,7 +49,7 @@ pub(crate) struct LossLog {
     /// By how much compression has raised the loss.
     risen: f64,
     /// Steps and their losses, oldest first.
-    points: Vec<(u64, f64)>,
+    points: Vec<(u64, Option<f64>)>,
 }
 
 impl LossLog {
@@ -80,38 +68,15 @@ impl LossLog {
         let rises = self.course == LossCourse::RisesUnderCompression && !is_dense;
         self.risen = if rises { (self.risen + RISE).min(MOST_RISEN) } else { STAYS * self.risen };
         let falls = START * (LEAST + (1.0 - LEAST) * (-self.learnt / FALLS_IN).exp());
-        self.points.push((number, falls + self.risen + rng.random_range(-NOISE..=NOISE)));
-        let oldest = self.points.len().saturating_sub(POINTS);
+        self.points.push((number, Some(falls + self.risen + rng.random_range(-NOISE..=NOISE))));
+        let oldest = self.points.len().saturating_sub(LOSS_POINTS as usize);
         self.points.drain(..oldest);
     }
 
     /// The losses before and under a decision that came into force at a step; none while too few steps have run under it.
     pub(crate) fn reported(&self, version: Version, from: u64) -> Option<Losses> {
-        let place = |step: u64| self.points.partition_point(|(number, _)| *number < step);
-        let (before, settled) = (&self.points[..place(from)], &self.points[place(from + SETTLING)..]);
-        let newest = mean(&settled[settled.len().saturating_sub(MOST)..])?;
-        let lowest = before.rchunks(MOST).filter_map(mean).min_by(|a, b| a.mean.total_cmp(&b.mean));
-        Some(Losses { version, began: self.began(), before: lowest, newest })
+        Losses::of(&self.points, version, from)
     }
-
-    /// Where the run began, while its first losses are at hand.
-    fn began(&self) -> Option<f64> {
-        let is_whole = self.points.len() < POINTS && self.points.first()?.0 < BEGINNING;
-        let first = &self.points[..self.points.len().min(FIRST)];
-        is_whole.then(|| first.iter().map(|(_, loss)| loss).sum::<f64>() / first.len() as f64)
-    }
-}
-
-/// None of too few.
-fn mean(points: &[(u64, f64)]) -> Option<MeanLoss> {
-    let (first, last) = (points.first()?, points.last()?);
-    if points.len() < FEWEST {
-        return None;
-    }
-    let count = points.len() as f64;
-    let mean = points.iter().map(|(_, loss)| loss).sum::<f64>() / count;
-    let variance = points.iter().map(|(_, loss)| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    Some(MeanLoss { mean, sd: (variance / count).sqrt(), first_step: first.0, last_step: last.0 })
 }
 
 #[cfg(test)]

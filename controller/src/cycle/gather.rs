@@ -1,7 +1,7 @@
 //! Phase 1: everything a decision needs, from the store.
 
 use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Plan, Seconds, Strategy, Timestamp};
-use flexcomm_planner::{InForce, Links, Memory, Offer, Snapshot, TrialWaits};
+use flexcomm_planner::{InForce, Links, Losses, Memory, Offer, Snapshot, TrialWaits};
 use flexcomm_wire::CodecInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use crate::app::App;
 use crate::doubts::Doubt;
 use crate::limits::PROFILE_TRIALS;
 use crate::links::{LinkMap, agreed, disagreements, matrix, merge, with_tests, without_claims_of};
-use crate::losses;
 use crate::measure::{self, Doubted, RecentSteps, WholeStep};
 use crate::policy;
 use crate::store::{JobRow, Likeness, LinkRow, RankRow, Result, TestRow, TrialReportRow, TrialRow};
@@ -108,7 +107,8 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let losses = match applied {
         Some((version, from)) => {
             let points = app.store.losses(&job.job).await?;
-            losses::losses(&points, version, from).filter(|losses| losses::is_of_now(losses, steps_taken))
+            let points: Vec<(u64, Option<f64>)> = points.iter().map(|point| (point.step, point.loss)).collect();
+            Losses::of(&points, version, from).filter(|losses| losses.is_of_now(steps_taken))
         }
         None => None,
     };

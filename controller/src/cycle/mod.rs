@@ -123,12 +123,14 @@ pub async fn pass(app: &Arc<App>) -> Result<(), CycleError> {
 async fn look_for_missing(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<(), CycleError> {
     let sight = app.sight(job, ranks);
     app.missing.lock().note(&job.job, &sight.missing, app.clock.now());
-    let on_its_way =
-        async || Ok::<_, StoreError>(app.store.decision(&job.job).await?.is_some_and(|d| d.applied_at_step.is_none()));
-    if sight.missing.is_empty() || !on_its_way().await? {
+    if sight.missing.is_empty() {
         return Ok(());
     }
-    Ok(app.store.confirm_applied(&job.job, &sight.expected).await?)
+    let is_on_its_way = app.store.decision(&job.job).await?.is_some_and(|row| row.applied_at_step.is_none());
+    if is_on_its_way {
+        app.store.confirm_applied(&job.job, &sight.expected).await?;
+    }
+    Ok(())
 }
 
 /// One pass over a run. Where another one has its name before it ends, what was worked out is dropped: the next pass has

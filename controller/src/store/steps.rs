@@ -1,13 +1,13 @@
 //! The window of a job's newest steps, and loss and accuracy over all of them.
 
 use flexcomm_domain::{JobId, Plan, Timestamp, Version};
+use flexcomm_planner::LOSS_POINTS;
 use flexcomm_wire::{StepRecord, StepsReport};
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::statement::{row, sql};
 use super::{Result, Store, StoreError, json, stored};
 use crate::limits::{MEASURED_STEPS, STEP_WINDOW};
-use crate::losses;
 use crate::measure::{self, Doubted, RecentSteps, StepSpan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -163,7 +163,7 @@ impl Store {
 
     /// The newest losses, newest last.
     pub async fn losses(&self, job: &JobId) -> Result<Arc<Vec<ProgressRow>>> {
-        let read = async { Ok(Arc::new(self.progress(job, losses::POINTS).await?)) };
+        let read = async { Ok(Arc::new(self.progress(job, LOSS_POINTS).await?)) };
         self.reads.losses.get(self.write.counters(), job.clone(), read).await
     }
 

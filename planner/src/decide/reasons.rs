@@ -66,8 +66,7 @@ impl Call<'_> {
     pub(super) fn reason(&self, to: usize, from: usize, trying: bool) -> String {
         let (new, old, worth) = (&self.all[to], &self.all[from], self.worth[to]);
         let heading = self.heading().map_or_else(String::new, |heading| format!("{heading}; "));
-        let is_found = |x: &Priced| x.plan.alike().is_none() && !self.listed.contains(&x.plan);
-        let found = |x: &Priced| if is_found(x) { ", found by NSGA-II" } else { "" };
+        let found = |x: &Priced| if self.is_searched(&x.plan) { ", found by NSGA-II" } else { "" };
         let named = |x: &Priced| format!("{}, {}{}", words::plan(&x.plan), self.cost(x), found(x));
         if !self.all[from].mean.is_finite() {
             let (best, over) = match self.s.cannot_run(&old.plan).is_some() {
