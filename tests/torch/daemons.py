@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from typing import Any, Callable
 
@@ -67,6 +69,21 @@ class Daemons:
         )
         until(self.agent_socket.exists)
         return started
+
+    def policy(self, job: str, policy: dict[str, Any] | None) -> bool:
+        """Sets a job's policy, or with None removes it; answers whether the controller knows the job."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/jobs/{job}/policy", None if policy is None else json.dumps(policy).encode(),
+            {"Authorization": f"Bearer {self._token.read_text()}", "Content-Type": "application/json"},
+            method="DELETE" if policy is None else "PUT",
+        )
+        try:
+            urllib.request.urlopen(request, timeout=10).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
 
     def end(self) -> None:
         for daemon in reversed(self._running):

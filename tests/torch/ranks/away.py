@@ -18,7 +18,7 @@ class Run:
         # Large enough that the collectives' time depends on the bytes.
         self.model = ddp(network((20, 2000, 2000, 2)), bucket_cap_mb=25)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=os.environ["SOCKET"])
+        self.session = flexcomm.torch.attach(self.model, self.optimizer, socket=os.environ["SOCKET"], job="away")
 
     def train(self, until):
         """Until it is so on all ranks; answers what ran and how steadily."""
