@@ -205,7 +205,9 @@ async fn sync(reports: Arc<ReportLog>, mut stop: watch::Receiver<bool>) {
             _ = stop.changed() => return,
             _ = tick.tick() => {}
         }
-        let reports = reports.clone();
-        let _ = tokio::task::spawn_blocking(move || reports.sync()).await;
+        if reports.is_unsynced() {
+            let reports = reports.clone();
+            let _ = tokio::task::spawn_blocking(move || reports.sync()).await;
+        }
     }
 }

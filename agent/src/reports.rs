@@ -161,6 +161,11 @@ impl ReportLog {
         done
     }
 
+    /// Whether something that may not be lost was written since the last [`Self::sync`].
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.lock().is_unsynced()
+    }
+
     /// Brings to the disk what was written since the last time. Blocks on the disk, outside of the lock.
     pub(crate) fn sync(&self) {
         let file = self.lock().take_unsynced();

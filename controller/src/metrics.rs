@@ -29,9 +29,9 @@ pub struct Metric {
 }
 
 table! {
-    /// Whether the agent's last heartbeat is fresh.
+    /// Whether the agent's last heartbeat or report is fresh.
     NODE_LIVE = "flexcomm_node_live" ["node"];
-    /// Seconds since the agent's last heartbeat.
+    /// Seconds since the agent's last heartbeat or report.
     NODE_HEARTBEAT_AGE = "flexcomm_node_heartbeat_age_seconds" ["node"];
     /// Reports waiting in the agent's spool.
     NODE_SPOOLED = "flexcomm_node_spooled_reports" ["node"];

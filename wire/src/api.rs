@@ -27,9 +27,9 @@ pub struct NodeView {
     pub node: NodeName,
     /// Where its peers reach it.
     pub addr: std::net::IpAddr,
-    /// Whether its last heartbeat is fresh.
+    /// Whether its last heartbeat or report is fresh.
     pub live: bool,
-    /// Time since its last heartbeat.
+    /// Time since its last heartbeat or report.
     pub heartbeat_age_ms: u64,
     /// Whether its configuration allows shaping.
     pub may_shape: bool,

@@ -34,7 +34,7 @@ pub struct Register {
 /// Answer to [`Register`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Registered {
-    /// Send a heartbeat at least this often.
+    /// Send a heartbeat this often, but for at most three in a row while reports are delivered.
     pub heartbeat_ms: u64,
     /// Reports up to and including this sequence number are stored already (0: none).
     pub acked_seq: u64,

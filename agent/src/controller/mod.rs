@@ -42,6 +42,8 @@ pub(crate) struct Link {
     reconciler: Arc<Reconciler>,
     hosts: Arc<Mutex<Hosts>>,
     reports: Arc<ReportLog>,
+    /// When the newest delivery began that the controller took.
+    delivered: Mutex<Option<Instant>>,
     metrics: Metrics,
 }
 
@@ -117,7 +119,17 @@ impl Link {
         metrics: Metrics,
     ) -> Result<Self, CallError> {
         let (client, instance) = (Client::new(config)?, Arc::new(instance));
-        Ok(Self { client, config: config.clone(), ports, instance, reconciler, hosts, reports, metrics })
+        Ok(Self {
+            client,
+            config: config.clone(),
+            ports,
+            instance,
+            reconciler,
+            hosts,
+            reports,
+            delivered: Mutex::default(),
+            metrics,
+        })
     }
 
     /// Keeps the connection until `stop`.
@@ -225,8 +237,14 @@ impl Link {
     async fn beat(&self, every: Duration, backoff: &mut Backoff) -> Lost {
         let mut tick = tokio::time::interval(every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut beaten = None::<Instant>;
         loop {
             tick.tick().await;
+            let since = |at: Instant| at.elapsed();
+            if !pace::is_beat_due(beaten.map(since), lock(&self.delivered).map(since), every) {
+                continue;
+            }
+            beaten = Some(Instant::now());
             let beat = Heartbeat {
                 instance: self.instance.number,
                 now_us: now_us(),
@@ -322,8 +340,10 @@ impl Link {
     async fn deliver_batch(&self, batch: &[Record]) -> Result<(), Undelivered> {
         let payloads: Vec<&[u8]> = batch.iter().map(|record| record.payload.as_slice()).collect();
         let (first, last) = (batch[0].seq, batch[batch.len() - 1].seq);
+        let began = Instant::now();
         match self.client.reports(self.instance.number, &payloads).await {
             Ok(ack) if ack.acked_seq >= first => {
+                *lock(&self.delivered) = Some(began);
                 self.metrics.reports_rejected_total.inc_by(ack.rejected);
                 // Why a run is refused is logged where its trainers are.
                 ack.refused.into_iter().for_each(|run| self.reconciler.refuse_run(run));

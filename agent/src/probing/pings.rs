@@ -111,6 +111,9 @@ fn resolve(name: &str) -> Option<IpAddr> {
 /// Looks names up in a thread that is not joined: it may take minutes while the network is down.
 fn resolving(hosts: &Arc<Mutex<Hosts>>) -> Option<JoinHandle<()>> {
     let (names, hosts) = (lock(hosts).to_resolve(), hosts.clone());
+    if names.is_empty() {
+        return None;
+    }
     let look_up = move || {
         for name in names {
             if let Some(addr) = resolve(&name) {

@@ -354,6 +354,11 @@ impl Spool {
         self.ack(to - 1)
     }
 
+    /// Whether there is a file that must reach the disk.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.segments.back().is_some_and(Segment::is_unsynced)
+    }
+
     /// The file that must reach the disk; call `sync_data` on it outside of any lock.
     pub(crate) fn take_unsynced(&mut self) -> Option<std::fs::File> {
         self.segments.back_mut().and_then(Segment::take_unsynced)

@@ -140,6 +140,11 @@ impl Segment {
         }
     }
 
+    /// Whether something that may not be lost was written since the last fsync.
+    pub(super) fn is_unsynced(&self) -> bool {
+        self.dirty
+    }
+
     /// A handle to fsync when something was written since the last.
     pub(super) fn take_unsynced(&mut self) -> Option<File> {
         if !std::mem::take(&mut self.dirty) {

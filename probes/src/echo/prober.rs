@@ -130,6 +130,8 @@ pub struct Prober {
     cookie: u64,
     /// Grows with every hello: the responder may have restarted, its count with it.
     epoch: u64,
+    /// Whether a round trip has ever been measured.
+    has_answered: bool,
     window: VecDeque<Entry>,
     /// How many of its entries are pending: the newest ones, as a rule, for which the others need not be looked at.
     pending: usize,
@@ -140,7 +142,24 @@ pub struct Prober {
 impl Prober {
     /// `session` must be random: it tells this prober from all others.
     pub fn new(key: Key, session: u64, limits: ProberLimits) -> Self {
-        Self { key, session, limits, next_seq: 1, cookie: 0, epoch: 0, window: VecDeque::new(), pending: 0, loss: None }
+        let window = VecDeque::new();
+        Self {
+            key,
+            session,
+            limits,
+            next_seq: 1,
+            cookie: 0,
+            epoch: 0,
+            has_answered: false,
+            window,
+            pending: 0,
+            loss: None,
+        }
+    }
+
+    /// Whether a round trip has ever been measured.
+    pub fn has_answered(&self) -> bool {
+        self.has_answered
     }
 
     /// The number that tells this prober's answers from those of others.
@@ -203,6 +222,7 @@ impl Prober {
             return Err(unexpected);
         }
         entry.state = State::Answered { sample, received, epoch: self.epoch };
+        self.has_answered = true;
         Ok(Received::Reply(sample))
     }
 

@@ -1,6 +1,7 @@
 //! Echo over UDP sockets: a responder thread and a prober thread for many peers.
 
-use super::fd::Interest;
+use super::clock::Clocks;
+use super::fd::{FOREVER, Interest};
 use super::udp::Stamped;
 use super::wake::{Bell, Owner};
 use super::{SystemError, monotonic, system};
@@ -21,8 +22,8 @@ pub(super) const MAX_PEERS: usize = 4096;
 const EVENT_QUEUE: usize = 4096;
 /// Shortest time between two echoes to the same peer, seconds.
 const MIN_INTERVAL_S: f64 = 0.001;
-/// The first request only fetches a cookie; the one after follows this much later at most, seconds.
-const NO_WORK_S: f64 = 3600.0;
+/// Longest that answers wait in the socket for the next requests, seconds.
+const MOST_WAIT_S: f64 = 0.5;
 
 /// Why a probe's thread could not start.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +85,7 @@ impl EchoResponder {
 /// One round of waiting and answering; false when the handle is gone.
 fn respond(socket: &Stamped, responder: &mut Responder, bell: &mut Bell) -> bool {
     let interest = Interest { fd: socket.fd(), write: false };
-    if bell.wait("echo responder", &[interest], monotonic().plus(NO_WORK_S)).is_none() {
+    if bell.wait("echo responder", &[interest], FOREVER).is_none() {
         return false;
     }
     socket.receive_all("echo responder's socket", |packet, bytes| {
@@ -146,6 +147,13 @@ struct Target {
     /// Requests still to be sent.
     left: Option<u64>,
     send_error: Option<String>,
+}
+
+impl Target {
+    /// Whether its requests go on for ever and are answered: nobody waits for the next answer.
+    fn is_steady(&self) -> bool {
+        self.left.is_none() && self.prober.has_answered()
+    }
 }
 
 struct Shared {
@@ -262,27 +270,41 @@ impl Sockets {
     }
 }
 
-/// One round of sending what is due and taking what came; false when the handle is gone.
+/// One round of sending what is due and taking what came; false when the handle is gone. An answer's time is the kernel's: answers
+/// may wait for the next requests, and waking up for each costs more than they do. Those that waited while the wall clock was set are
+/// dropped.
 fn probe(sockets: &Sockets, shared: &Mutex<Shared>, events: &mpsc::Sender<EchoEvent>, bell: &mut Bell) -> bool {
-    let until = send_due(sockets, &mut lock(shared), events);
-    let interests: Vec<_> = sockets.all().map(|socket| Interest { fd: socket.fd(), write: false }).collect();
-    let Some(ready) = bell.wait("echo prober", &interests, until) else { return false };
-    for (socket, _) in sockets.all().zip(ready).filter(|(_, ready)| *ready) {
+    let (until, may_wait) = {
+        let mut shared = lock(shared);
+        let until = send_due(sockets, &mut shared, events);
+        let most_s = MOST_WAIT_S.min(shared.settings.limits.timeout_s / 4.0);
+        (until, until <= monotonic().plus(most_s) && shared.targets.values().all(Target::is_steady))
+    };
+    let before = may_wait.then(Clocks::read);
+    let waited_for = sockets.all().filter(|_| !may_wait);
+    let interests: Vec<_> = waited_for.map(|socket| Interest { fd: socket.fd(), write: false }).collect();
+    if bell.wait("echo prober", &interests, until).is_none() {
+        return false;
+    }
+    if before.is_some_and(|before| before.was_set(Clocks::read())) {
+        sockets.all().for_each(|socket| socket.receive_all("echo prober's socket", |_, _| ()));
+        return true;
+    }
+    for socket in sockets.all() {
         socket.receive_all("echo prober's socket", |packet, bytes| take(&mut lock(shared), packet.at, bytes, events));
     }
     true
 }
 
 fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEvent>) -> Nanos {
-    let mut until = monotonic().plus(NO_WORK_S);
-    let interval = shared.settings.interval_s;
+    let (now, interval) = (monotonic(), shared.settings.interval_s);
+    let mut until = FOREVER;
     for (peer, target) in &mut shared.targets {
-        let now = monotonic();
         if target.next <= now {
             let given_up = target.prober.expire(now);
             (0..given_up).for_each(|_| emit(events, EchoEvent { peer: *peer, sample: None, at: now }));
             if target.left != Some(0) {
-                send_one(sockets, *peer, target);
+                send_one(sockets, *peer, target, now);
             }
             target.next = next_turn(now, target.turn, interval);
         }
@@ -291,8 +313,8 @@ fn send_due(sockets: &Sockets, shared: &mut Shared, events: &mpsc::Sender<EchoEv
     until
 }
 
-fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target) {
-    let bytes = target.prober.send(monotonic());
+fn send_one(sockets: &Sockets, peer: SocketAddr, target: &mut Target, now: Nanos) {
+    let bytes = target.prober.send(now);
     target.prober.sent_at(monotonic());
     let outcome = sockets.of(peer.ip()).and_then(|socket| socket.send(&bytes, peer));
     target.left = target.left.map(|left| left - u64::from(outcome.is_ok()));

@@ -1,8 +1,9 @@
 //! Traceroute over a UDP socket and its error queue. Needs no capability.
 
+use super::clock::Clocks;
 use super::fd::{Interest, wait};
 use super::udp::Stamped;
-use super::{SystemError, clock, monotonic, system};
+use super::{SystemError, monotonic, system};
 use crate::trace::{Answer, Path, Step, TracePlan, TraceRun};
 use flexcomm_domain::Invalid;
 use nix::errno::Errno;
@@ -114,7 +115,7 @@ fn take(socket: &Stamped, run: &mut TraceRun) -> Result<(), TraceError> {
         if let (Some(port), Some((error, from))) = (port, error)
             && ORIGINS.contains(&error.ee_origin)
         {
-            run.answer(clock::from_stamp(stamp), port, from, kind_of(&error));
+            run.answer(Clocks::read().place(stamp), port, from, kind_of(&error));
         }
     }
     Ok(())

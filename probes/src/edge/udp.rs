@@ -1,6 +1,6 @@
 //! UDP and ICMP sockets whose receive times are the kernel's.
 
-use super::clock::from_stamp;
+use super::clock::Clocks;
 use crate::Nanos;
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -98,9 +98,9 @@ impl Stamped {
     /// Hands over what waits, at most [`BATCH`] datagrams: others have their turn, too. What the socket reports of an
     /// earlier packet (an ICMP error: that peer is gone, others are not) is logged.
     pub(super) fn receive_all(&self, name: &str, mut each: impl FnMut(&Datagram, &[u8])) {
-        let mut buffer = [0; LONGEST];
+        let (mut buffer, mut clocks) = ([0; LONGEST], None);
         for _ in 0..BATCH {
-            match self.receive(&mut buffer) {
+            match self.receive(&mut buffer, &mut clocks) {
                 Ok(Some(packet)) => each(&packet, &buffer[..packet.len.min(buffer.len())]),
                 Ok(None) => return,
                 Err(error) => tracing::debug!(%error, "{name} reported"),
@@ -109,8 +109,8 @@ impl Stamped {
     }
 
     /// The next datagram; `None` when there is none now. A datagram longer than `buffer` arrives cut and with
-    /// a length beyond it, so a parser that checks lengths refuses it.
-    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Datagram>> {
+    /// a length beyond it, so a parser that checks lengths refuses it. The clocks are read for the first of a batch.
+    fn receive(&self, buffer: &mut [u8], clocks: &mut Option<Clocks>) -> io::Result<Option<Datagram>> {
         let mut space = nix::cmsg_space!(nix::sys::time::TimeSpec);
         let mut iov = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
@@ -122,7 +122,7 @@ impl Stamped {
         let stamp = message.cmsgs().ok().and_then(|mut all| all.find_map(stamp_of));
         let from = message.address.as_ref().and_then(socket_addr);
         let from = from.ok_or_else(|| io::Error::other("a datagram came without a sender"))?;
-        Ok(Some(Datagram { len: message.bytes, from, at: from_stamp(stamp) }))
+        Ok(Some(Datagram { len: message.bytes, from, at: clocks.get_or_insert_with(Clocks::read).place(stamp) }))
     }
 }
 

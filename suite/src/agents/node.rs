@@ -108,6 +108,7 @@ struct Log {
     /// A timer runs until the next batch is sent.
     is_gathering: bool,
     delivered: f64,
+    beat: Option<f64>,
 }
 
 impl Node {
@@ -264,6 +265,13 @@ impl Node {
         if !self.log.is_registered || registration != self.log.registrations {
             return;
         }
+        context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Heartbeat(registration));
+        let since = |at: f64| Duration::from_secs_f64((context.now() - at).min(1e6));
+        let every = Duration::from_secs_f64(self.log.heartbeat_s);
+        if !pace::is_beat_due(self.log.beat.map(since), Some(since(self.log.delivered)), every) {
+            return;
+        }
+        self.log.beat = Some(context.now());
         let heartbeat = Heartbeat {
             instance: self.number as u64 + 1,
             now_us: self.wall_us(context.now()),
@@ -272,7 +280,6 @@ impl Node {
             hosts: Vec::new(),
         };
         context.call(self.number, json_bytes(&heartbeat), Call::Heartbeat(heartbeat));
-        context.timer(context.now() + self.log.heartbeat_s, self.number, Timer::Heartbeat(registration));
     }
 
     fn push(&mut self, context: &mut NodeContext<'_>, body: ReportBody) {

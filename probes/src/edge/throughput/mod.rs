@@ -6,9 +6,10 @@ mod server;
 
 pub use server::ThroughputServer;
 
+use super::clock::Clocks;
 use super::fd::{Interest, wait};
 use super::udp::stamp_of;
-use super::{SystemError, clock, monotonic, system, tcp};
+use super::{SystemError, monotonic, system, tcp};
 use crate::throughput::{
     BadFrame, DirectionResult, Frame, FrameReader, Plan, Purpose, Rate, Receiving, Refusal, Sending, TcpSummary,
     ThroughputResult,
@@ -151,13 +152,13 @@ fn send_phase(
         if stop.load(Ordering::Relaxed) {
             phase.stop();
         }
-        let allowance = phase.allowance(monotonic());
-        if allowance == 0 {
+        let now = monotonic();
+        if phase.allowance(now) == 0 {
             break;
         }
         let mut interests = vec![Interest { fd: control.socket.as_fd(), write: false }];
         interests.extend(streams.iter().map(|stream| Interest { fd: stream.as_fd(), write: true }));
-        let ready = wait(&interests, monotonic().plus(LOOK_S).min(phase.deadline())).map_err(system("wait"))?;
+        let ready = wait(&interests, now.plus(LOOK_S).min(phase.deadline())).map_err(system("wait"))?;
         if ready[0] {
             match control.try_next()? {
                 Some(Frame::Stop) => phase.stop(),
@@ -198,13 +199,17 @@ fn receive_phase(
     let mut buffer = vec![0; READ];
     let mut sent = None;
     let mut stopped = false;
-    while sent.is_none() || !phase.finished(monotonic()) {
-        if monotonic() >= phase.deadline() {
+    loop {
+        let now = monotonic();
+        if sent.is_some() && phase.finished(now) {
+            break;
+        }
+        if now >= phase.deadline() {
             return Err(MeasureError::Silent("the end of the phase"));
         }
         let mut interests = vec![Interest { fd: control.socket.as_fd(), write: false }];
         interests.extend(streams.iter().map(|stream| Interest { fd: stream.as_fd(), write: false }));
-        let ready = wait(&interests, monotonic().plus(LOOK_S)).map_err(system("wait"))?;
+        let ready = wait(&interests, now.plus(LOOK_S)).map_err(system("wait"))?;
         let readable = streams.iter().zip(&ready[1..]).filter(|(_, ready)| **ready);
         let reads: Vec<_> = readable.map(|(stream, _)| read_stamped(stream, &mut buffer)).collect::<Result<_, _>>()?;
         phase.data(reads.into_iter().flatten());
@@ -237,7 +242,7 @@ fn read_stamped(stream: &TcpStream, buffer: &mut [u8]) -> Result<Option<(Nanos, 
         }
         Ok(message) => {
             let stamp = message.cmsgs().ok().and_then(|mut all| all.find_map(stamp_of));
-            Ok(Some((clock::from_stamp(stamp), message.bytes as u64)))
+            Ok(Some((Clocks::read().place(stamp), message.bytes as u64)))
         }
         Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
         Err(error) => Err(system("receive the test's bytes")(error.into()).into()),

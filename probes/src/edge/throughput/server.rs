@@ -4,7 +4,7 @@ use super::pending::Pending;
 use super::{Control, HANDSHAKE_S, MeasureError, mark_control, prepare, receive_phase, send_phase, system};
 use crate::auth::Key;
 use crate::edge::echo::{SpawnError, lock};
-use crate::edge::fd::Interest;
+use crate::edge::fd::{FOREVER, Interest};
 use crate::edge::monotonic;
 use crate::edge::wake::{Bell, Owner};
 use crate::throughput::{
@@ -94,7 +94,7 @@ fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
 /// Waits for one round of connections; false when the handle is gone.
 fn accept(listener: &TcpListener, server: &Arc<Server>, bell: &mut Bell) -> bool {
     let interest = Interest { fd: listener.as_fd(), write: false };
-    let Some(ready) = bell.wait("throughput server", &[interest], monotonic().plus(3600.0)) else { return false };
+    let Some(ready) = bell.wait("throughput server", &[interest], FOREVER) else { return false };
     if !ready[0] {
         return true;
     }
