@@ -85,16 +85,6 @@ ln -s /usr/lib/uml/modules /run/r/lib/modules
 poweroff -f || echo o > /proc/sysrq-trigger
 """
 
-PLANNER = """
-[probes]
-budget_share = 0.05
-min_bytes = 131072
-retest_s = 10
-[planner]
-# Phases last seconds here: not a third of one for a trial.
-trial_budget_s = 2.5
-"""
-
 #: Seconds for agents to know all links before the training starts.
 KNOWN_WITHIN = 180.0
 
@@ -120,6 +110,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", default="target/experiment")
     parser.add_argument("--resume", action="store_true", help="run only settings and seeds that have no result in --out")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
+    # Results of before, with settings of its own for controller and agents, are of another experiment.
+    parser.set_defaults(control="as shipped")
     return parser.parse_args()
 
 
@@ -128,7 +120,8 @@ def arguments() -> argparse.Namespace:
 
 def what_counts(plan: dict[str, Any]) -> dict[str, Any]:
     """What two runs must share for their results to stand in one table."""
-    return {key: plan.get(key) for key in ("phases", "ranks", "steps_per_epoch", "divisor", "planner", "cell")}
+    keys = ("phases", "ranks", "steps_per_epoch", "divisor", "planner", "cell", "control")
+    return {key: plan.get(key) for key in keys}
 
 
 def keep_or_drop(plan: dict[str, Any], out: pathlib.Path) -> None:
@@ -416,18 +409,15 @@ def control_plane(plan: dict[str, Any], out: pathlib.Path) -> list[subprocess.Po
     token = run / "token"
     token.write_text("experiment-0123456789abcdef")
     token.chmod(0o600)
-    # A cell is decided as it is shipped.
-    planner = "[planner]\n" if plan["cell"] else PLANNER
     (run / "controller.toml").write_text(
-        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n{planner}{plan["planner"]}\n'
+        f'listen = "0.0.0.0:7070"\ndb = "{run}/controller.db"\ntoken_file = "{token}"\n[planner]\n{plan["planner"]}\n'
     )
     command = [plan["binary"], "controller", "--config", f"{run}/controller.toml"]
-    # At this level the log says of every look why nothing changed.
-    started = [start("controller", command, out, RUST_LOG="info,flexcomm_controller=debug")]
+    started = [start("controller", command, out)]
     for i in range(1, plan["ranks"] + 1):
         (run / f"n{i}.toml").write_text(
             f'node = "n{i}"\ncontroller = "http://{HUB}:7070"\ntoken_file = "{token}"\nlisten = "{NET}.{i}"\n'
-            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\n{"" if plan["cell"] else "probe_share = 0.05"}\n'
+            f'run_dir = "{run}/n{i}"\nstate_dir = "{run}/n{i}/state"\n'
         )
         started.append(start(f"agent{i}", [plan["binary"], "agent", "--config", f"{run}/n{i}.toml"], out, i))
     return started

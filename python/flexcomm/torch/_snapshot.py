@@ -297,7 +297,7 @@ class Snapshot:
         """Schedulers of the optimizers that are put back, which were not given: stepped in a trial they would train on with other
         learning rates. Looks at all of the interpreter's objects, which takes less than a trial's step."""
         known = {id(o) for part in given for o in reachable(part)}
-        schedulers = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.lr_scheduler.LRScheduler)]
+        schedulers = _living(torch.optim.lr_scheduler.LRScheduler)
         ours = [o for o in schedulers if id(getattr(o, "optimizer", None)) in self._optimizers and id(o) not in known]
         self._schedulers = {id(o) for o in ours}
         return ours
@@ -353,8 +353,10 @@ class Snapshot:
         given = [o for o in reachable(self._parts.scheduler) if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         given += [o for part in (self._parts.scaler, *self._parts.extra) for o in reachable(part)]
         known = {*map(id, given), *self._modules, *self._optimizers, *self._schedulers}
-        gc.collect()
-        found = [o for o in gc.get_objects() if issubclass(type(o), tuple(_KINDS)) and id(o) not in known]
+        if any(id(o) not in known for o in _living(*_KINDS)):
+            # It may not be referenced any more and wait for the collector.
+            gc.collect()
+        found = [o for o in _living(*_KINDS) if id(o) not in known]
         return sorted({f"{next(_KINDS[k] for k in _KINDS if issubclass(type(o), k))} {type(o).__name__}" for o in found})
 
     @torch.no_grad()
@@ -381,6 +383,18 @@ _KINDS = {
     torch.optim.swa_utils.AveragedModel: "average",
     DistributedDataParallel: "model",
 }
+
+
+def _living(*kinds: type) -> list[Any]:
+    """The process's objects of these classes and of classes derived from them. They are found by what refers to the classes, which
+    writes to no object: a process that was forked shares its objects' memory, and a walk that counts references would copy it all."""
+    classes: set[type] = set()
+    left = list(kinds)
+    while left:
+        if (kind := left.pop()) not in classes:
+            classes.add(kind)
+            left += kind.__subclasses__()
+    return [o for o in gc.get_referrers(*classes) if type(o) in classes]
 
 
 def _gives(part: Any) -> bool:
