@@ -11,10 +11,10 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, CompressionRatio, CompressorSpec, Family, Gain, Link, LinkMatrix, Seconds,
     Selection, Selector, Strategy, default_compressors, spec,
 };
+use flexcomm_estimation::{Times, known_gain, selected_by_one};
 use flexcomm_optimizer::space::MAX_CRS;
 use flexcomm_optimizer::{
-    DEFAULT_CRS, Evaluated, GainSource, PolicyConfig, Problem, Space, Times, known_gain, policy::TimeToQuality,
-    selected_by_one, solve_among,
+    DEFAULT_CRS, Evaluated, GainSource, PolicyConfig, Problem, Space, policy::TimeToQuality, solve_among,
 };
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -1,7 +1,8 @@
 //! Configuration in two steps: [`RawConfig`] as written, [`Config`] as used.
 
 use flexcomm_domain::nearest;
-use flexcomm_optimizer::{PolicyConfig, Times};
+use flexcomm_estimation::Times;
+use flexcomm_optimizer::PolicyConfig;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -51,9 +52,9 @@ pub struct RawLoop {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawAgents {
-    /// How often agents send a heartbeat, ms.
+    /// How often agents send a heartbeat, ms; while they deliver reports, every fourth of them.
     pub heartbeat_ms: u64,
-    /// Without a heartbeat for this long an agent counts as dead, ms.
+    /// Without a heartbeat or reports for this long an agent counts as dead, ms.
     pub dead_after_ms: u64,
 }
 
@@ -98,7 +99,7 @@ impl Default for RawConfig {
 
 impl Default for RawLoop {
     fn default() -> Self {
-        Self { tick_ms: 1000, debounce_ms: 400 }
+        Self { tick_ms: 1500, debounce_ms: 400 }
     }
 }
 
@@ -142,7 +143,7 @@ pub struct Config {
     pub debounce: Duration,
     /// How often agents send a heartbeat.
     pub heartbeat: Duration,
-    /// Without a heartbeat for this long an agent counts as dead.
+    /// Without a heartbeat or reports for this long an agent counts as dead.
     pub dead_after: Duration,
     /// Probing.
     pub probes: RawProbes,

@@ -4,7 +4,8 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use flexcomm_domain::{Family, Link, LinkMatrix, Seconds};
-use flexcomm_optimizer::{PolicyConfig, Problem, Profile, Space, solve};
+use flexcomm_estimation::Profile;
+use flexcomm_optimizer::{PolicyConfig, Problem, Space, solve};
 use std::hint::black_box;
 
 fn problem(links: LinkMatrix) -> Problem {

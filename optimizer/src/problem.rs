@@ -1,10 +1,9 @@
 //! What a strategy would cost here and now: the objectives (t_comp, t_sync, 1/gain) and the step time.
 
-use crate::prior::{assumed_bytes, prior_gain, selected_by_one};
-use crate::quality::delay;
 use crate::terms::Paths;
-use crate::{Load, Profile, Quality, Terms, Times, dense_bytes};
+use crate::{Load, Terms, dense_bytes};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain, LinkMatrix, Seconds, Selector, Strategy};
+use flexcomm_estimation::{Profile, Quality, Times, assumed_bytes, delay_of, prior_gain, selected_by_one};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -60,7 +59,7 @@ impl Evaluated {
 
     /// What it leaves of the gradient.
     pub fn quality(&self) -> Quality {
-        Quality { gain: self.gain, variance: self.variance, delay: delay(&self.strategy) }
+        Quality { gain: self.gain, variance: self.variance, delay: delay_of(&self.strategy) }
     }
 }
 

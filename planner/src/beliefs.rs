@@ -1,16 +1,22 @@
 //! What is believed of a job: fed by every snapshot, asked for samples of what each candidate costs.
 
+mod sampled;
+
 use crate::memory::LinkSummary;
 use crate::plans::{self, Expected, Groups};
-use crate::{Measured, PolicyConfig, Snapshot};
+use crate::{Measured, Snapshot};
 use flexcomm_domain::{
     Collective, CompressionRatio, Gain, Link, LinkMatrix, Plan, Seconds, Selector, Strategy, Timestamp,
 };
 use flexcomm_estimation::exchange::Seen;
 use flexcomm_estimation::gains::Assumed;
-use flexcomm_estimation::{Changes, CompressTimes, Compute, Cost, CriticalPath, DRAWS, Draws, Exchange, Gains, Shape};
-use flexcomm_optimizer::{Evaluated, Evaluator, Problem, Quality, Times, known_gain, selected_by_one};
+use flexcomm_estimation::{
+    Changes, CompressTimes, Compute, Cost, CriticalPath, Draws, Exchange, Gains, Quality, Shape, Times, known_gain,
+    selected_by_one,
+};
+use flexcomm_optimizer::{Evaluated, Evaluator, Problem};
 use rand::RngCore;
+use sampled::Sampled;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -39,6 +45,10 @@ const LONGEST_S: f64 = 2.6e6;
 /// Largest ω/N of an unbiased compressor without error feedback: where the noise that it adds to the mean gradient has more energy than that, training
 /// diverges at a learning rate that dense steps bear (docs/decisions/quality-without-memory.md).
 const MOST_VARIANCE: f64 = 1.0;
+/// Steps are observed when so many times those that are new are all of them.
+const NEW: f64 = 4.0;
+/// Medians that have moved by a larger share are observed at once.
+const MOVED: f64 = 0.1;
 /// Fewer steps contradict nothing.
 const LEAST_STEPS: u64 = 10;
 
@@ -77,15 +87,8 @@ pub(crate) struct Priced {
     pub(crate) scores: Vec<f64>,
     /// Their mean; infinite where it is not admitted.
     pub(crate) mean: f64,
-    /// Samples of the logarithm of the steps that make the progress of a dense one.
-    log_steps: Vec<f64>,
-}
-
-impl Priced {
     /// The logarithm of the steps that make the progress of a dense one, the median.
-    pub(crate) fn log_steps(&self) -> f64 {
-        median(&self.log_steps)
-    }
+    pub(crate) log_steps: f64,
 }
 
 /// What plans cost.
@@ -168,8 +171,9 @@ impl Beliefs {
         let common = self.exchange.common();
         self.observe_trials(s, &mut known);
         self.observe_waits(s, (&mut known, common), now);
-        let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
-        let Some(m) = s.measured_now().filter(is_new).copied() else { return };
+        let wants = self.exchange.wants_steps();
+        let counts = |m: &&Measured| wants || self.steps.as_ref().is_none_or(|before| is_worth_observing(m, before));
+        let Some(m) = s.measured_now().filter(counts).copied() else { return };
         self.steps = Some(m);
         let shape = shape(s);
         let Some((of, by_group)) = distinct(&[s.plan()], &shape, &mut known) else { return };
@@ -392,8 +396,7 @@ impl Beliefs {
         plans.retain(|plan| plan.strategies().iter().all(|x| known.evaluated(x).is_some()));
         let each: Vec<&Plan> = plans.iter().collect();
         let Some((of, by_group)) = distinct(&each, &shape, known) else { return Prices::default() };
-        let (of_kinds, kind_of) = kinds(&of);
-        let kinds: Vec<Kind> = of_kinds.iter().map(kind).collect();
+        let (of_kinds, kinds, kind_of) = kinds(&of);
         let draws = Draws::shared();
         let mut comp = self.compress.sampled(&kinds, draws, 0);
         let times = table(s);
@@ -486,137 +489,31 @@ fn kind(of: &Evaluated) -> Kind {
     (of.strategy.selector(), of.strategy.cr())
 }
 
-/// A strategy of each kind, and which of these kinds each strategy is of.
-fn kinds(of: &[Evaluated]) -> (Vec<Evaluated>, Vec<usize>) {
-    let mut kinds: Vec<Evaluated> = Vec::new();
+/// A strategy of each kind, these kinds, and which of them each strategy is of.
+fn kinds(of: &[Evaluated]) -> (Vec<Evaluated>, Vec<Kind>, Vec<usize>) {
+    let (mut first, mut kinds): (Vec<Evaluated>, Vec<Kind>) = (Vec::new(), Vec::new());
     let place = |e: &Evaluated| {
-        let known = kinds.iter().position(|known| kind(known) == kind(e));
-        if known.is_none() {
-            kinds.push(e.clone());
-        }
-        known.unwrap_or(kinds.len() - 1)
+        let kind = kind(e);
+        kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            first.push(e.clone());
+            kinds.push(kind);
+            kinds.len() - 1
+        })
     };
     let kind_of = of.iter().map(place).collect();
-    (kinds, kind_of)
+    (first, kinds, kind_of)
 }
 
-/// Samples of kinds of strategies.
-struct Sampled {
-    /// One of each.
-    of: Vec<Evaluated>,
-    /// Seconds of forward and backward.
-    compute_s: Vec<f64>,
-    /// Seconds of compressing a whole gradient.
-    comp: Vec<Vec<f64>>,
-    gains: Vec<Vec<f64>>,
-    /// Logarithm of the steps that make the progress of a dense one.
-    steps: Vec<Vec<f64>>,
-    /// Whether it adds more noise than [`MOST_VARIANCE`].
-    noisy: Vec<bool>,
-}
-
-impl Sampled {
-    fn new(
-        s: &Snapshot,
-        of: Vec<Evaluated>,
-        (compute_s, comp): (Vec<f64>, Vec<Vec<f64>>),
-        mut gains: Vec<Vec<f64>>,
-    ) -> Self {
-        let law = s.delay();
-        let steps = |(e, gains): (&Evaluated, &mut Vec<f64>)| -> Vec<f64> {
-            if is_known(&e.strategy) {
-                gains.fill(e.gain.get());
-                return vec![e.quality().log_steps(law); DRAWS];
-            }
-            let quality = quality(s, e);
-            let by_factors = e.strategy.spec().rank().is_some();
-            let steps = |gain: &f64| {
-                let steps = quality(*gain).log_steps(law);
-                // Factors of a matrix keep little of the gradient, most of which is noise. What they keep less than is usual is not
-                // noise: a residual that another compressor has left, above all.
-                match by_factors {
-                    true => steps + law.log_steps((e.gain.get() / gain.clamp(1e-6, 1.0)).max(1.0).ln()),
-                    false => steps,
-                }
-            };
-            gains.iter().map(steps).collect()
-        };
-        let steps = of.iter().zip(&mut gains).map(steps).collect();
-        let noisy = of.iter().zip(&gains).map(|(e, gains)| is_noisy(s, e, || median(gains))).collect();
-        Self { of, compute_s, comp, gains, steps, noisy }
-    }
-
-    /// A plan, of which `last` is the last bucket's strategy, by the kinds' shares of the gradient's values and of its energy, whose
-    /// steps wait for so long, in samples.
-    fn priced(
-        &self,
-        s: &Snapshot,
-        (plan, last): (&Plan, &Evaluated),
-        (values, energies): (&[f64], &[f64]),
-        sync: &[f64],
-    ) -> Priced {
-        let compute_s = compute(s).median_s;
-        let mixed = |samples: &[Vec<f64>], weights: &[f64]| -> Vec<f64> {
-            let mut all = vec![0.0; DRAWS];
-            for (samples, weight) in samples.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
-                all.iter_mut().zip(samples).for_each(|(sum, x)| *sum += weight * x);
-            }
-            all
-        };
-        let (comp, gains, steps) =
-            (mixed(&self.comp, values), mixed(&self.gains, energies), mixed(&self.steps, energies));
-        let seconds = |v: f64| Seconds::new(v.min(LONGEST_S)).unwrap_or(Seconds::ZERO);
-        let quality = quality(s, last);
-        let at = |compute_s: f64, comp: f64, sync: f64, gain: f64| {
-            let t_step = seconds(compute_s + comp + sync);
-            let what = Evaluated { t_comp: seconds(comp), t_sync: seconds(sync), t_step, ..last.clone() };
-            match plan.alike() {
-                Some(strategy) if is_known(strategy) => what,
-                Some(_) => {
-                    let Quality { gain, variance, .. } = quality(gain);
-                    Evaluated { gain, variance, ..what }
-                }
-                None => {
-                    Evaluated { gain: Gain::new(gain.clamp(1e-6, 1.0)).unwrap_or(Gain::FULL), variance: 0.0, ..what }
-                }
-            }
-        };
-        // Times that are hardly known are log-normal, and their mean is that of the tail.
-        let what = at(compute_s, median(&comp), median(sync), median(&gains));
-        // A bucket that keeps next to nothing is not made up for by those that keep all: policies judge by the mean in logarithms.
-        let judged = |what: Evaluated, gain: &dyn Fn(&[f64]) -> f64| match plan.alike() {
-            Some(_) => what,
-            None => Evaluated { gain: what.quality().least(-self.lost(s, energies, gain)), ..what },
-        };
-        // The median of a sum is about that of its parts.
-        let expected = judged(what.clone(), &|gains| median(gains));
-        let noisy = self.noisy.iter().zip(energies).any(|(noisy, weight)| *noisy && *weight > 0.0);
-        let limits = plan.is_dense()
-            || !noisy && s.policy.admits(expected.quality().effective_gain(), [what.t_comp.get(), what.t_step.get()]);
-        let policy = s.config.policy.policy();
-        let admitted = limits && policy.score(&expected, seconds(compute_s)).is_some_and(f64::is_finite);
-        let score = |k: usize| match &s.config.policy {
-            // By far the most calls.
-            PolicyConfig::TimeToQuality(_) => (self.compute_s[k] + comp[k] + sync[k]) * steps[k].exp(),
-            _ => {
-                let what = judged(at(self.compute_s[k], comp[k], sync[k], gains[k]), &|gains| gains[k]);
-                policy.score(&what, seconds(self.compute_s[k])).unwrap_or(f64::INFINITY)
-            }
-        };
-        let scores: Vec<f64> = if admitted { (0..DRAWS).map(score).collect() } else { Vec::new() };
-        let mean = if admitted { mean(&scores) } else { f64::INFINITY };
-        Priced { plan: plan.clone(), objectives: expected.objectives(), mean, scores, what, log_steps: steps }
-    }
-
-    /// Logarithm of 1/gain as policies see it, over kinds of these shares of the energy; `gain` takes one of a kind's samples.
-    fn lost(&self, s: &Snapshot, energies: &[f64], gain: &dyn Fn(&[f64]) -> f64) -> f64 {
-        let of = |e: &Evaluated, gains: &[f64]| match is_known(&e.strategy) {
-            true => e.quality().log_inverse_gain(),
-            false => quality(s, e)(gain(gains)).log_inverse_gain(),
-        };
-        let kinds = self.of.iter().zip(&self.gains).zip(energies).filter(|(_, weight)| **weight > 0.0);
-        kinds.map(|((e, gains), weight)| weight * of(e, gains)).sum()
-    }
+/// Whether newly measured steps are worth observing after those that were observed last: their medians are others, and one in
+/// [`NEW`] of the steps is new or a median has moved by more than [`MOVED`]. Else the same steps would count once for each look.
+fn is_worth_observing(m: &Measured, before: &Measured) -> bool {
+    let has_moved = |of: fn(&Measured) -> Seconds| (of(m).get() - of(before).get()).abs() > MOVED * of(before).get();
+    let new = match (m.last_step, before.last_step) {
+        (Some(last), Some(seen)) if m.version == before.version && last >= seen => last - seen,
+        _ => m.steps,
+    };
+    let is_other = Measured { last_step: before.last_step, ..*m } != *before;
+    is_other && (NEW * new as f64 >= m.steps as f64 || has_moved(|m| m.t_step) || has_moved(|m| m.t_sync))
 }
 
 /// Whether what a strategy keeps follows from its definition.
@@ -728,6 +625,30 @@ fn any_of((selector, cr): (Selector, CompressionRatio)) -> Option<Strategy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_observed_where_enough_of_them_are_new_or_their_times_have_moved() {
+        let t = |s| Seconds::new(s).unwrap();
+        let before = Measured {
+            version: flexcomm_domain::Version(3),
+            steps: 40,
+            last_step: Some(100),
+            t_step: t(0.3),
+            t_comp: t(0.01),
+            t_sync: t(0.2),
+            gain: Gain::FULL,
+            gain_spread: 0.0,
+            scatter: None,
+        };
+        let after = |last: u64, sync_s: f64| Measured { last_step: Some(last), t_sync: t(sync_s), ..before };
+        assert!(!is_worth_observing(&after(109, 0.21), &before), "9 of 40 are new");
+        assert!(is_worth_observing(&after(110, 0.21), &before));
+        assert!(!is_worth_observing(&after(140, 0.2), &before), "they show the same");
+        assert!(is_worth_observing(&after(101, 0.23), &before), "they have moved");
+        assert!(is_worth_observing(&after(5, 0.21), &before), "another run");
+        assert!(is_worth_observing(&Measured { last_step: None, ..after(0, 0.21) }, &before));
+        assert!(is_worth_observing(&Measured { version: before.version.next(), ..after(101, 0.21) }, &before));
+    }
 
     #[test]
     fn residuals_fill_and_drain_by_gain_and_are_stale_where_another_strategy_left_more() {

@@ -86,6 +86,9 @@ struct Call<'a> {
     pin: Option<&'a Pin>,
     /// What would be decided, where the job's policy only observes.
     proposed: Option<Plan>,
+    /// Whether the plan in force still is one that the job offers and its policy allows. A job that offers no ring runs it until the
+    /// first decision.
+    is_offered: bool,
 }
 
 /// What a candidate is worth against the strategy in force, by common samples; shares of what that costs in the mean.
@@ -192,6 +195,7 @@ impl<'a> Call<'a> {
             trial: None,
             pin,
             proposed: None,
+            is_offered: true,
         }
     }
 
@@ -286,6 +290,11 @@ impl<'a> Call<'a> {
     /// Prices the candidates, what a search by bucket finds, and the plan in force.
     fn price(&mut self, rng: &mut (impl RngCore + ?Sized)) {
         let mut strategies = self.s.space().strategies();
+        self.is_offered = self.s.plan().is_dense() && self.s.in_force.is_none()
+            || match self.s.plan().alike() {
+                Some(strategy) => strategies.contains(strategy),
+                None => plans::offers(self.s, self.s.plan()),
+            };
         strategies.retain(|x| self.s.ranks > 1 || x.is_dense());
         let mut plans: Vec<Plan> = strategies.into_iter().map(Plan::from).collect();
         let refused = self.memory.loss_watch.refused().map(|(plan, _)| plan);
@@ -297,7 +306,7 @@ impl<'a> Call<'a> {
         }
         let prices = self.memory.beliefs.price(self.s, plans, rng);
         (self.all, self.listed) = (prices.plans, prices.listed);
-        if !self.offered() {
+        if !self.is_offered {
             // It has to be left, whatever it costs.
             self.all.iter_mut().filter(|x| x.plan == *self.s.plan()).for_each(|x| x.mean = f64::INFINITY);
         }
@@ -316,12 +325,12 @@ impl<'a> Call<'a> {
     fn refuse(&mut self) {
         let Some((plan, known)) = self.memory.loss_watch.refused() else { return };
         let priced = self.all.iter().find(|x| x.plan == *plan);
-        let most = NEARLY_AS_MANY * priced.map_or(known, Priced::log_steps);
+        let most = NEARLY_AS_MANY * priced.map_or(known, |x| x.log_steps);
         let in_both = |x: &Strategy| !x.is_dense() && plan.strategies().contains(x);
         let is_refused = |x: &&mut Priced| {
             let shares = x.plan.strategies().iter().any(in_both);
             // What is in force stays where it is only now expected to take as many.
-            shares || x.log_steps() > most.max(0.0) && x.plan != *self.s.plan()
+            shares || x.log_steps > most.max(0.0) && x.plan != *self.s.plan()
         };
         for x in self.all.iter_mut().filter(is_refused) {
             x.mean = f64::INFINITY;
@@ -331,12 +340,6 @@ impl<'a> Call<'a> {
 
     fn in_force(&self) -> Option<usize> {
         self.all.iter().position(|x| x.plan == *self.s.plan())
-    }
-
-    /// Whether the plan in force still is one that the job offers and its policy allows. A job that offers no ring runs it until the first
-    /// decision.
-    fn offered(&self) -> bool {
-        self.s.plan().is_dense() && self.s.in_force.is_none() || plans::offers(self.s, self.s.plan())
     }
 
     /// The best in the mean of what has to be better by enough samples and saves more than the switch costs.
@@ -476,7 +479,7 @@ impl<'a> Call<'a> {
             first.mean,
             losses.newest.mean,
         );
-        self.dense_for(LossCause::Flat(losses.newest, self.all[current].log_steps()), why)
+        self.dense_for(LossCause::Flat(losses.newest, self.all[current].log_steps), why)
     }
 
     fn dense_for(&self, cause: LossCause, why: String) -> Option<Choice> {
@@ -536,6 +539,10 @@ impl<'a> Call<'a> {
             false if trial::unmeasured(s).is_empty() => 0.0,
             false => f64::INFINITY,
         };
+        let slowdown = self.memory.trial.slowdown.unwrap_or(1.0);
+        if worth_s < trial::WORTH * slowdown * trial::SNAPSHOTS_S {
+            return;
+        }
         let why = |cost_s| match self.saves_time() {
             true => format!(
                 "it takes about {}, and knowing the best candidate is expected to save {}",
@@ -544,10 +551,11 @@ impl<'a> Call<'a> {
             ),
             false => format!("it takes about {}, and what compressors keep is assumed so far", words::time(cost_s)),
         };
-        let Some((request, cost_s)) = trial::request(s, &self.all, why) else { return };
+        let Some((request, cost_s)) = trial::request(s, &self.all, slowdown, why) else { return };
         if worth_s < trial::WORTH * cost_s || cost_s <= 0.0 {
             return;
         }
+        self.memory.trial.expected_s = Some(cost_s / slowdown);
         self.memory.trial.asked_at = Some(self.now);
         self.memory.trial.pending = true;
         self.trial = Some(request);
@@ -616,7 +624,7 @@ impl<'a> Call<'a> {
         };
         let mut alternatives: Vec<Alternative> = self.all.iter().enumerate().map(alternative).collect();
         let in_force = alternatives.iter().find(|a| a.plan == *self.s.plan()).cloned();
-        if !self.offered() {
+        if !self.is_offered {
             alternatives.retain(|a| a.plan != *self.s.plan());
         }
         Report {

@@ -86,6 +86,13 @@ pub struct TrialMemory {
     pub answered_at: Option<Timestamp>,
     /// How many were given up one after the other.
     pub given_up: u32,
+    /// What the pending one is expected to take of training by the model, seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_s: Option<f64>,
+    /// How many times what the model says live trials took, the newest counting half; at least 1, and absent before the first. A later
+    /// run begins with its square root.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
 }
 
 fn is_unknown(begun: &Timestamp) -> bool {
@@ -98,7 +105,8 @@ impl Memory {
         if self.begun == begun {
             return self;
         }
-        Self { begun, beliefs: self.beliefs.carried_over(), ..Self::default() }
+        let trial = TrialMemory { slowdown: self.trial.slowdown.map(f64::sqrt), ..TrialMemory::default() };
+        Self { begun, beliefs: self.beliefs.carried_over(), trial, ..Self::default() }
     }
 
     /// What it tells of a job of another size or model on the same backend, whose run began then: how collectives behave, and on the same kind

@@ -18,7 +18,7 @@ pub struct JobPolicy {
     /// [`crate::Config::policy`], which is what decisions are made by.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objective: Option<PolicyConfig>,
-    /// Least effective gain of what is decided, 0 to 1; see [`flexcomm_optimizer::Quality::effective_gain`].
+    /// Least effective gain of what is decided, 0 to 1; see [`flexcomm_estimation::Quality::effective_gain`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub least_gain: Option<f64>,
     /// Largest share of a step's time that compressing may take, 0 or more.

@@ -5,7 +5,8 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
     Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{DELAY_STEPS, Delay, Problem, Profile, Times};
+use flexcomm_estimation::{DELAY_STEPS, Delay, Profile, Times};
+use flexcomm_optimizer::Problem;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -178,6 +179,9 @@ pub struct Measured {
     pub version: Version,
     /// How many steps.
     pub steps: u64,
+    /// The number of the newest of them, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step: Option<u64>,
     /// The whole step.
     pub t_step: Seconds,
     /// Compress and decompress.
@@ -203,6 +207,9 @@ pub struct TrialWaits {
     pub asked: Timestamp,
     /// When it ended.
     pub ended: Timestamp,
+    /// What it took of training: snapshot, iterations and restoring together, of the rank that took longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Seconds>,
     /// Of each strategy that ran so many, at most.
     pub iterations: u32,
     /// Of each strategy that ran, the mean over the iterations until the last rank was done.

@@ -3,7 +3,8 @@
 use crate::beliefs::Priced;
 use crate::{MAX_TRIAL_CANDIDATES, Memory, Snapshot, TRIAL_ITERATIONS, TrialRequest};
 use flexcomm_domain::{Seconds, Selector, Strategy, Timestamp};
-use flexcomm_optimizer::{Space, known_gain};
+use flexcomm_estimation::known_gain;
+use flexcomm_optimizer::Space;
 use rand::{Rng, RngCore};
 use std::collections::BTreeSet;
 
@@ -20,7 +21,9 @@ const STALE_S: f64 = 600.0;
 /// A trial may take this many times its predicted time: beyond it the model is off.
 const SLACK: f64 = 2.0;
 /// Time allowed for snapshots and restores, seconds.
-const SNAPSHOTS_S: f64 = 1.0;
+pub(crate) const SNAPSHOTS_S: f64 = 1.0;
+/// Largest slowdown that is learned: one pause of a machine does not end trials for good.
+const MOST_SLOWDOWN: f64 = 10.0;
 /// Most candidates of one selector in a trial, and how far their ratios are apart: the curve through them tells of the others.
 const MOST_OF_SELECTOR: usize = 3;
 const APART: f64 = 5.0;
@@ -33,10 +36,17 @@ pub(crate) fn settle(s: &Snapshot, memory: &mut Memory, now: Timestamp) {
         trial.answered_at = ended;
         trial.pending = false;
         trial.given_up = 0;
+        let own = s.trial.as_ref().filter(|ran| Some(ran.asked) == trial.asked_at);
+        if let Some((cost, expected_s)) = own.and_then(|ran| ran.cost).zip(trial.expected_s) {
+            let times = (cost.get() / expected_s).clamp(1.0, MOST_SLOWDOWN);
+            trial.slowdown = Some(trial.slowdown.map_or(times, |before| (before * times).sqrt()));
+        }
+        trial.expected_s = None;
     }
     let asked = trial.asked_at.filter(|_| trial.pending);
     if asked.is_some_and(|at| now.since(at).get() >= s.config.trial_budget_s.get() + GRACE_S) {
         trial.pending = false;
+        trial.expected_s = None;
         trial.given_up = trial.given_up.saturating_add(1);
     }
 }
@@ -71,8 +81,14 @@ fn measurable(s: &Snapshot) -> BTreeSet<Selector> {
     new
 }
 
-/// The request and its predicted cost in seconds: what is not measured first, and of it what may turn out to be the best.
-pub(crate) fn request(s: &Snapshot, all: &[Priced], why: impl FnOnce(f64) -> String) -> Option<(TrialRequest, f64)> {
+/// The request and its predicted cost in seconds: what is not measured first, and of it what may turn out to be the best. `slowdown` is
+/// how many times longer than by the model trials take.
+pub(crate) fn request(
+    s: &Snapshot,
+    all: &[Priced],
+    slowdown: f64,
+    why: impl FnOnce(f64) -> String,
+) -> Option<(TrialRequest, f64)> {
     let find = |x: &Strategy| all.iter().find(|p| p.plan == *x);
     let time = |x: &Strategy| find(x).map_or(f64::INFINITY, |p| p.what.t_step.get());
     let low = |x: &Strategy| find(x).map_or(f64::INFINITY, low_score);
@@ -85,7 +101,7 @@ pub(crate) fn request(s: &Snapshot, all: &[Priced], why: impl FnOnce(f64) -> Str
         let alike = || taken.iter().filter(|t| t.selector() == x.selector());
         let near = |t: &Strategy| (t.cr().get() / x.cr().get()).ln().abs() < APART.ln();
         let with_s = total_s + time(&x) * f64::from(TRIAL_ITERATIONS);
-        let fits = SNAPSHOTS_S + SLACK * with_s <= s.config.trial_budget_s.get();
+        let fits = slowdown * (SNAPSHOTS_S + SLACK * with_s) <= s.config.trial_budget_s.get();
         if taken.len() < MAX_TRIAL_CANDIDATES
             && alike().count() < MOST_OF_SELECTOR
             && !alike().any(near)
@@ -98,8 +114,9 @@ pub(crate) fn request(s: &Snapshot, all: &[Priced], why: impl FnOnce(f64) -> Str
     if taken.is_empty() {
         return None;
     }
-    let budget = Seconds::new((SNAPSHOTS_S + SLACK * total_s).min(s.config.trial_budget_s.get())).ok()?;
-    let cost_s = SNAPSHOTS_S + total_s;
+    let budget_s = slowdown * (SNAPSHOTS_S + SLACK * total_s);
+    let budget = Seconds::new(budget_s.min(s.config.trial_budget_s.get())).ok()?;
+    let cost_s = slowdown * (SNAPSHOTS_S + total_s);
     Some((TrialRequest { candidates: taken, iterations: TRIAL_ITERATIONS, budget, why: why(cost_s) }, cost_s))
 }
 

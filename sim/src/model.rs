@@ -2,7 +2,7 @@
 
 use crate::loss::LossCourse;
 use flexcomm_domain::{Collective, CompressionRatio, Strategy};
-use flexcomm_optimizer::Times;
+use flexcomm_estimation::Times;
 use rand::{Rng, RngCore};
 use std::collections::BTreeMap;
 

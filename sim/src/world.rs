@@ -4,7 +4,8 @@ use crate::model::{Hidden, Model};
 use flexcomm_domain::{
     CodecBytes, Gain, IndexBytes, Link, LinkMatrix, Plan, Seconds, Selector, Strategy, Timestamp, Version,
 };
-use flexcomm_optimizer::{Delay, Load, Profile, ProfilePoint, Quality, terms};
+use flexcomm_estimation::{Delay, Profile, ProfilePoint, Quality};
+use flexcomm_optimizer::{Load, terms};
 use flexcomm_planner::{Links, Measured, Profiles, Scatter, TrialRequest, TrialWaits};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -201,6 +202,7 @@ impl World {
         Some(Measured {
             version,
             steps: steps.min(MEASURED_STEPS),
+            last_step: Some(steps),
             t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
             t_comp: Seconds::new(t_comp).ok()?,
             t_sync: Seconds::new(t_sync).ok()?,
@@ -288,7 +290,7 @@ impl Store {
         }
         if !found.points.is_empty() {
             let id = self.trial.as_ref().map_or(1, |trial| trial.id + 1);
-            self.trial = Some(TrialWaits { id, asked, ended: at, iterations, sync: found.sync.clone() });
+            self.trial = Some(TrialWaits { id, asked, ended: at, cost: None, iterations, sync: found.sync.clone() });
             let p = &mut self.profiles;
             (p.measured_at, p.tried_at, p.ended_at) = (Some(at), Some(at), Some(at));
         }

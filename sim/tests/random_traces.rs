@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
-use flexcomm_optimizer::Delay;
+use flexcomm_estimation::Delay;
 use flexcomm_planner::{Config, Offer};
 use flexcomm_sim::loss::LossCourse;
 use flexcomm_sim::model::Model;

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use flexcomm_domain::Collective;
-use flexcomm_optimizer::Delay;
+use flexcomm_estimation::Delay;
 use flexcomm_planner::{Config, Offer, PolicyConfig};
 use flexcomm_sim::model::Model;
 use flexcomm_sim::run::{Faults, Probes, Setup, fixed, oracle, run};

@@ -7,7 +7,7 @@
 
 use anyhow::{Context, Result, ensure};
 use flexcomm_domain::{Gain, Strategy};
-use flexcomm_optimizer::{Delay, Quality};
+use flexcomm_estimation::{Delay, Quality};
 use flexcomm_suite::fixed::{Curves, DENSE, points};
 use flexcomm_suite::ranks::{Model, Recipe};
 use flexcomm_suite::score;

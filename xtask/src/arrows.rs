@@ -15,9 +15,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("collectives", &["domain"]),
     ("compression", &["domain"]),
     ("estimation", &["domain"]),
-    ("optimizer", &["domain", "collectives"]),
+    ("optimizer", &["domain", "collectives", "estimation"]),
     ("planner", &["domain", "estimation", "optimizer"]),
-    ("sim", &["domain", "optimizer", "planner"]),
+    ("sim", &["domain", "estimation", "optimizer", "planner"]),
     ("truth", &[]),
     (
         "suite",
@@ -43,7 +43,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bench", &["domain", "signals", "compression", "gpu-kernels"]),
     ("python", &["domain", "wire", "trainer", "compression", "gpu-kernels", "exchange", "planner"]),
     ("agent", &["domain", "log", "wire", "probes"]),
-    ("controller", &["domain", "log", "wire", "optimizer", "planner"]),
+    ("controller", &["domain", "log", "wire", "estimation", "optimizer", "planner"]),
     ("lab", &["domain", "signals", "wire", "trainer", "compression", "exchange", "collectives", "sim"]),
 ];
 

@@ -47,7 +47,7 @@ pub(super) fn parse_gains(text: &str) -> Result<Vec<GainRow>> {
         lines.map(|(n, line)| gain_row(line, timed).with_context(|| format!("line {n}"))).collect();
     let rows = rows?;
     ensure!(!rows.is_empty(), "it has a header but no ratios");
-    let most = flexcomm_optimizer::profile::MAX_POINTS;
+    let most = flexcomm_estimation::profile::MAX_POINTS;
     ensure!(rows.len() <= most, "it has {} ratios, at most {most} are used", rows.len());
     Ok(rows)
 }

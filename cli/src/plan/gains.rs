@@ -3,7 +3,8 @@
 use super::{Args, files};
 use anyhow::{Context, Result};
 use flexcomm_domain::{CompressionRatio, Gain, Selector};
-use flexcomm_optimizer::{Problem, Profile, ProfilePoint, selected_by_one};
+use flexcomm_estimation::{Profile, ProfilePoint, selected_by_one};
+use flexcomm_optimizer::Problem;
 
 /// A line of a gain file.
 pub(super) struct GainRow {

@@ -171,7 +171,7 @@ pub(crate) async fn take(app: &App, node: &NodeName, batch: Batch) -> Result<Rep
                 true
             }
             News::Job => true,
-            News::Steps { job, rank, step } => app.reported.lock().note(job, *rank, *step),
+            News::Steps { job, rank, steps, last } => app.reported.lock().note(job, *rank, (*steps, *last)),
         };
     }
     if wakes {

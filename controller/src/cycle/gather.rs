@@ -2,8 +2,7 @@
 
 use flexcomm_domain::{CodecBytes, CodecCost, Collective, Family, NodeName, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_planner::{InForce, Links, Losses, Memory, Offer, Snapshot, TrialWaits};
-use flexcomm_wire::CodecInfo;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::profiles::profiles;
@@ -107,7 +106,6 @@ pub async fn gather(app: &App, job: &JobRow, ranks: &[RankRow]) -> Result<Gather
     let losses = match applied {
         Some((version, from)) => {
             let points = app.store.losses(&job.job).await?;
-            let points: Vec<(u64, Option<f64>)> = points.iter().map(|point| (point.step, point.loss)).collect();
             Losses::of(&points, version, from).filter(|losses| losses.is_of_now(steps_taken))
         }
         None => None,
@@ -184,14 +182,13 @@ const TYPICAL_SHARE: u64 = 100;
 
 /// Message sizes of the compressors that a rank has, as far as they are known here.
 fn sizes(rank: &RankRow) -> BTreeMap<Family, CodecBytes> {
-    let size = |info: &CodecInfo| Some((info.compressor.parse().ok()?, CodecBytes::try_from(info).ok()?));
-    rank.codecs.iter().filter_map(size).collect()
+    rank.codecs.iter().filter_map(|codec| Some((codec.family, codec.bytes?))).collect()
 }
 
 /// What compressing takes on rank 0's device, which is the one that is measured.
 fn costs(ranks: &[RankRow]) -> impl Iterator<Item = (Family, [CodecCost; 2])> {
-    let cost = |info: &CodecInfo| Some((info.compressor.parse().ok()?, info.costs().ok()??));
-    ranks.iter().filter(|rank| rank.rank == 0).flat_map(|rank| &rank.codecs).filter_map(cost)
+    let of_first = ranks.iter().filter(|rank| rank.rank == 0).flat_map(|rank| &rank.codecs);
+    of_first.filter_map(|codec| Some((codec.family, codec.costs?)))
 }
 
 /// What all ranks can do. Message sizes that differ between ranks count with their largest, of a gradient of n values.
@@ -205,13 +202,8 @@ fn offer(ranks: &[RankRow], n: u64, waiting: &mut Vec<String>) -> Offer {
         let largest = sizes.unwrap_or_default().into_iter().max_by(|a, b| bytes(a).total_cmp(&bytes(b)));
         codecs.extend(largest.map(|bytes| (*family, bytes)));
     }
-    let asked = |info: &&CodecInfo| !info.on_request;
-    let by_default: Vec<Family> = here
-        .iter()
-        .flat_map(|rank| &rank.codecs)
-        .filter(asked)
-        .filter_map(|info| info.compressor.parse().ok())
-        .collect();
+    let all = here.iter().flat_map(|rank| &rank.codecs);
+    let by_default: BTreeSet<Family> = all.filter(|codec| !codec.on_request).map(|codec| codec.family).collect();
     let on_request = codecs.keys().copied().filter(|family| !by_default.contains(family)).collect();
     let all_can = |c: &&Collective| here.iter().all(|r| r.collectives.iter().any(|name| name == c.as_str()));
     let collectives: Vec<Collective> = Collective::ALL.iter().filter(all_can).copied().collect();
@@ -234,14 +226,17 @@ fn ended(trials: &[TrialRow], reports: &[TrialReportRow]) -> Option<TrialWaits> 
             None => sync.push((strategy, seconds)),
         }
     }
-    Some(TrialWaits { id, asked, ended: newest.ended?, iterations, sync })
+    let cost_us = reports.iter().filter(|r| r.id == id).map(|r| r.cost_us).fold(0.0, f64::max);
+    let cost = Seconds::new(cost_us * 1e-6).ok().filter(|cost| cost.get() > 0.0);
+    Some(TrialWaits { id, asked, ended: newest.ended?, cost, iterations, sync })
 }
 
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::store::RankCodec;
     use flexcomm_domain::IndexBytes;
-    use flexcomm_wire::TrialOutcome;
+    use flexcomm_wire::{CodecInfo, TrialOutcome};
 
     fn rank(rank: u32, node: &str, codecs: &[(&str, f64)], collectives: &[&str]) -> RankRow {
         let info = |(name, index): &(&str, f64)| CodecInfo {
@@ -257,7 +252,7 @@ pub mod tests {
         RankRow {
             rank,
             node: node.parse().unwrap(),
-            codecs: codecs.iter().map(info).collect(),
+            codecs: codecs.iter().map(info).filter_map(|info| RankCodec::of(&info)).collect(),
             collectives: collectives.iter().map(|c| (*c).to_owned()).collect(),
             policy: None,
             seen: Timestamp(0),
@@ -298,9 +293,12 @@ pub mod tests {
         let indices = |ranks: &[RankRow]| {
             offer(ranks, 1_000_000, &mut Vec::new()).codecs.into_values().map(|codec| codec.indices).collect::<Vec<_>>()
         };
-        ranks[0].codecs[0].index_coding = Some("least".to_owned());
+        let least = |rank: &mut RankRow| {
+            rank.codecs[0].bytes = rank.codecs[0].bytes.map(|bytes| CodecBytes { indices: IndexBytes::Least, ..bytes });
+        };
+        least(&mut ranks[0]);
         assert_eq!(indices(&ranks), [IndexBytes::Each(4.0)]);
-        ranks[1].codecs[0].index_coding = Some("least".to_owned());
+        least(&mut ranks[1]);
         assert_eq!(indices(&ranks), [IndexBytes::Least]);
     }
 
@@ -330,7 +328,7 @@ pub mod tests {
             iterations: 10,
         };
         let outcomes = vec![outcome("topk@0.1/allgather"), outcome("none@1/dense-ring")];
-        TrialReportRow { id, rank, outcomes, aborted: None, received: Timestamp(0) }
+        TrialReportRow { id, rank, outcomes, aborted: None, cost_us: 0.0, received: Timestamp(0) }
     }
 
     #[test]

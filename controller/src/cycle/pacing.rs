@@ -96,10 +96,10 @@ mod tests {
         // In a stream: 400 ms after the last pass, and no sooner.
         pacing.wake(ms(521));
         pass(&mut pacing, 920);
-        pass(&mut pacing, 1920);
+        pass(&mut pacing, 2420);
         pacing.wake(ms(2910));
         pass(&mut pacing, 2930);
-        assert!(!pass(&mut pacing, 3930));
+        assert!(!pass(&mut pacing, 4430));
     }
 
     #[test]

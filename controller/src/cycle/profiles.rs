@@ -1,7 +1,7 @@
 //! What trials and shadows tell of each ratio.
 
 use flexcomm_domain::{CompressionRatio, Gain, Selector, Strategy, Timestamp};
-use flexcomm_optimizer::{Profile, ProfilePoint, Times};
+use flexcomm_estimation::{Profile, ProfilePoint, Times};
 use flexcomm_planner::Profiles;
 use std::collections::BTreeMap;
 

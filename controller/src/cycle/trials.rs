@@ -75,7 +75,14 @@ mod tests {
             iterations: 1,
         };
         let outcomes = if ran { vec![outcome] } else { vec![] };
-        TrialReportRow { id: 4, rank, outcomes, aborted: (!ran).then(|| "no memory".into()), received: Timestamp(0) }
+        TrialReportRow {
+            id: 4,
+            rank,
+            outcomes,
+            aborted: (!ran).then(|| "no memory".into()),
+            cost_us: 0.0,
+            received: Timestamp(0),
+        }
     }
 
     #[test]

@@ -33,14 +33,16 @@ pub enum News {
     GrantDone(Spent),
     /// Something that decisions depend on.
     Job,
-    /// A rank's steps up to this one.
+    /// Steps of a rank.
     Steps {
         /// Of which job.
         job: JobId,
         /// Which rank.
         rank: u32,
+        /// How many.
+        steps: u64,
         /// The newest.
-        step: u64,
+        last: u64,
     },
 }
 
@@ -317,7 +319,9 @@ async fn job_seen(db: &mut SqliteConnection, from: &Sender<'_>, r: &Hello) -> St
         None => jobs::begin(db, r, from.now).await?,
     }
     jobs::join(db, from.node, r, from.now).await?;
-    JOB
+    // Nothing is decided for some of a job's ranks, and a look at the first would delay the look at all by the debounce.
+    let here = jobs::present(db, &r.job).await?;
+    Ok((here >= r.world.into()).then_some(News::Job))
 }
 
 /// Whether a rank is of the run that has the job's name: an ended one goes on when its trainers are back. Without run ids a
@@ -418,8 +422,8 @@ async fn steps(db: &mut SqliteConnection, node: &NodeName, mut r: StepsReport, n
     }
     r.steps.iter_mut().for_each(|s| s.gain = s.gain.min(1.0));
     windows::put_steps(db, &r, &ran, now).await?;
-    let step = r.steps.last().map_or(0, |last| last.step);
-    Ok(Some(News::Steps { job: r.job, rank: r.rank, step }))
+    let (steps, last) = (r.steps.len() as u64, r.steps.last().map_or(0, |last| last.step));
+    Ok(Some(News::Steps { job: r.job, rank: r.rank, steps, last }))
 }
 
 async fn applied(db: &mut SqliteConnection, node: &NodeName, r: &AppliedReport, now: Timestamp) -> Stored {

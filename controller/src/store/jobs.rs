@@ -1,6 +1,6 @@
 //! Jobs and their ranks.
 
-use flexcomm_domain::{JobId, NodeName, RunId, Timestamp, Version, words};
+use flexcomm_domain::{CodecBytes, CodecCost, Family, JobId, NodeName, RunId, Timestamp, Version, words};
 use flexcomm_planner::JobPolicy;
 use flexcomm_wire::{CodecInfo, Hello};
 use sqlx::SqliteConnection;
@@ -94,8 +94,8 @@ pub struct RankRow {
     pub rank: u32,
     /// Where it runs.
     pub node: NodeName,
-    /// Compressors it has.
-    pub codecs: Vec<CodecInfo>,
+    /// Compressors it has, those that are known here.
+    pub codecs: Vec<RankCodec>,
     /// Collectives it can run.
     pub collectives: Vec<String>,
     /// What its script set for the job.
@@ -106,6 +106,27 @@ pub struct RankRow {
     pub left: Option<Timestamp>,
 }
 
+/// A compressor that a rank has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankCodec {
+    /// Which.
+    pub family: Family,
+    /// Sizes of its messages, where they are known here.
+    pub bytes: Option<CodecBytes>,
+    /// What compressing and decompressing take on the rank's device, where that was measured.
+    pub costs: Option<[CodecCost; 2]>,
+    /// Whether it is a candidate only where it is named.
+    pub on_request: bool,
+}
+
+impl RankCodec {
+    /// As its trainer announced it; none where it is not known here.
+    pub fn of(info: &CodecInfo) -> Option<Self> {
+        let (bytes, costs) = (CodecBytes::try_from(info).ok(), info.costs().ok().flatten());
+        Some(Self { family: info.compressor.parse().ok()?, bytes, costs, on_request: info.on_request })
+    }
+}
+
 row! {
     JobRow {
         job, run, world, gradient_values, buckets, momentum, machine, backend, created: created_us, ended: ended_us, earlier: first_version,
@@ -113,7 +134,12 @@ row! {
     }
 }
 row!(RunRow { run, world, began: began_us, ended: ended_us, step, version, loss, accuracy; how by ended_how });
-row!(RankRow { rank, node, codecs, collectives, policy, seen: seen_us, left: left_us });
+row!(RankRow { rank, node, collectives, policy, seen: seen_us, left: left_us; codecs by codecs });
+
+fn codecs(row: &SqliteRow) -> sqlx::Result<Vec<RankCodec>> {
+    let infos: Vec<CodecInfo> = column(row, "codecs")?;
+    Ok(infos.iter().filter_map(RankCodec::of).collect())
+}
 
 /// How a run ended that has: one that began again keeps nothing of an end before. How runs of older releases ended is not
 /// known.
@@ -364,6 +390,12 @@ pub(super) async fn join(db: &mut SqliteConnection, node: &NodeName, seen: &Hell
     let buckets = buckets.map(|buckets| json(operation, buckets)).transpose()?;
     let text = "UPDATE jobs SET ended_us = NULL, ended_how = NULL, buckets = coalesce($2, buckets) WHERE job = $1";
     sql!(operation, text, seen.job, buckets).execute(db).await
+}
+
+/// How many ranks are there.
+pub(super) async fn present(db: &mut SqliteConnection, job: &JobId) -> Result<u64> {
+    let text = "SELECT count(*) FROM ranks WHERE job = $1 AND left_us IS NULL";
+    sql!("count a job's ranks", text, job).fetch_one(db).await
 }
 
 /// The ranks that are there and their nodes.

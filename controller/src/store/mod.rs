@@ -27,10 +27,13 @@ pub use decisions::{DecisionRow, HistoryRow, Likeness, NewDecision, Recorded, Sn
 pub use experiments::ExperimentRow;
 pub use ingest::{Incoming, Ingest, News};
 pub use intervals::{IntervalRow, OpenInterval};
+#[cfg(test)]
+pub use jobs::RankCodec;
 pub use jobs::{Deletion, End, JobRow, RankRow, RunRow};
 pub use links::{LinkPoint, LinkRow, TestRow};
 pub use nodes::{NodeRow, Registration};
-pub use steps::{ProgressRow, StepRow};
+use steps::LossPoints;
+pub use steps::StepRow;
 pub use trials::{NewTrial, TrialReportRow, TrialRow};
 
 use crate::measure::{RecentSteps, StepSpan};
@@ -68,7 +71,7 @@ struct Reads {
     ranks: ReadCache<JobId, Arc<Vec<RankRow>>>,
     step_spans: ReadCache<JobId, Arc<BTreeMap<u32, StepSpan>>>,
     recent_steps: ReadCache<(JobId, BTreeSet<u32>), Arc<RecentSteps>>,
-    losses: ReadCache<JobId, Arc<Vec<ProgressRow>>>,
+    losses: ReadCache<JobId, LossPoints>,
     decision: ReadCache<JobId, Option<DecisionRow>>,
     newest_version: ReadCache<JobId, Version>,
     trials: ReadCache<(JobId, u32), Arc<Vec<TrialRow>>>,

@@ -46,7 +46,9 @@ async fn connect(
     // full disk they could not be made again.
     let pool = |connections| {
         let pool = SqlitePoolOptions::new().max_connections(connections).acquire_timeout(TIMEOUT);
-        pool.idle_timeout(None).max_lifetime(None)
+        // A connection is asked whether it works when it comes back to the pool: asking again before each use is one more
+        // round trip to its thread for each statement.
+        pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false)
     };
     let write = pool(1).connect_with(options.clone()).await.map_err(|e| unusable(&e))?;
     check(path, &write).await?;

@@ -290,21 +290,23 @@ mod tests {
     async fn what_does_not_read_back_is_named_by_operation_and_column() {
         let (store, _dir) = scratch().await;
         let insert =
-            "INSERT INTO ranks (job, rank, node, codecs, collectives, seen_us) VALUES ($1, $2, $3, $4, $4, $5)";
-        let row =
-            |rank: u64, node: &'static str, codecs: &'static str| sql!("write", insert, "j", rank, node, codecs, 1u64);
+            "INSERT INTO ranks (job, rank, node, codecs, collectives, seen_us) VALUES ($1, $2, $3, $4, $5, $6)";
+        let row = |rank: u64, node: &'static str, codecs: &'static str, collectives: &'static str| {
+            sql!("write", insert, "j", rank, node, codecs, collectives, 1u64)
+        };
         let job = "j".parse().unwrap();
-        for (rank, node, codecs, said) in [
-            (0, "a b", "[]", "read a job's ranks: stored node is not valid: node name \"a b\" is not valid"),
-            (1 << 32, "a", "[]", "read a job's ranks: stored rank is not valid: "),
-            (0, "a", "[", "read a job's ranks: stored codecs is not valid: EOF"),
+        for (rank, node, codecs, collectives, said) in [
+            (0, "a b", "[]", "[]", "read a job's ranks: stored node is not valid: node name \"a b\" is not valid"),
+            (1 << 32, "a", "[]", "[]", "read a job's ranks: stored rank is not valid: "),
+            (0, "a", "[]", "[", "read a job's ranks: stored collectives is not valid: EOF"),
+            (0, "a", "[", "[]", "read a job's ranks: stored codecs is not valid: EOF"),
         ] {
-            store.write.execute(Tables::ALL, row(rank, node, codecs)).await.unwrap();
+            store.write.execute(Tables::ALL, row(rank, node, codecs, collectives)).await.unwrap();
             let error = store.ranks(&job).await.unwrap_err().to_string();
             assert!(error.starts_with(said), "{error}");
             store.write.execute(Tables::ALL, sql!("write", "DELETE FROM ranks")).await.unwrap();
         }
-        store.write.execute(Tables::ALL, row(0, "a", "[]")).await.unwrap();
+        store.write.execute(Tables::ALL, row(0, "a", "[]", "[]")).await.unwrap();
         assert_eq!(store.ranks(&job).await.unwrap().len(), 1);
     }
 }

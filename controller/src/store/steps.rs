@@ -15,6 +15,13 @@ use std::sync::Arc;
 pub(super) const PROGRESS_POINTS: &str =
     "SELECT step, received_us, loss, accuracy FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2";
 
+/// The newest steps of a job with a loss or an accuracy, oldest first.
+pub type LossPoints = Arc<Vec<(u64, Option<f64>)>>;
+
+/// The newest losses of a job as one row: hundreds of rows take longer to hand over than to read.
+const LOSSES: &str = "SELECT json_group_array(json_array(step, loss)) FROM
+     (SELECT step, loss FROM progress WHERE job = $1 ORDER BY step DESC LIMIT $2)";
+
 /// Of every rank that has announced itself: its oldest and newest step, and when they arrived.
 pub(super) const STEP_SPANS: &str = "SELECT rank,
         oldest, (SELECT received_us FROM steps WHERE job = $1 AND rank = spans.rank AND step = oldest) AS began,
@@ -161,9 +168,15 @@ impl Store {
         Ok(rows)
     }
 
-    /// The newest losses, newest last.
-    pub async fn losses(&self, job: &JobId) -> Result<Arc<Vec<ProgressRow>>> {
-        let read = async { Ok(Arc::new(self.progress(job, LOSS_POINTS).await?)) };
+    /// The newest losses by step, newest last.
+    pub async fn losses(&self, job: &JobId) -> Result<LossPoints> {
+        let read = async {
+            let operation = "read a job's losses";
+            let text: String = sql!(operation, LOSSES, job, LOSS_POINTS).fetch_one(&self.read).await?;
+            let mut losses: Vec<(u64, Option<f64>)> = stored(operation, "row", serde_json::from_str(&text))?;
+            losses.sort_unstable_by_key(|(step, _)| *step);
+            Ok(Arc::new(losses))
+        };
         self.reads.losses.get(self.write.counters(), job.clone(), read).await
     }
 
@@ -325,6 +338,26 @@ mod tests {
         assert_eq!(recent(&[0, 1, 2]).await.whole.len(), 6);
         store.delete_job(&job, &[]).await.unwrap();
         assert!(store.steps(&job, 0, 10).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_newest_losses_are_read_oldest_first_whatever_else_is_known_of_their_steps() {
+        let (store, _dir) = scratch().await;
+        let job = begun(&store, Timestamp(0)).await.job;
+        assert!(store.losses(&job).await.unwrap().is_empty());
+        // Some steps have an accuracy alone.
+        let loss = |step: u64| (!step.is_multiple_of(10)).then_some(step as f64 / 1024.0);
+        for step in 0..LOSS_POINTS as u64 + 3 {
+            let (loss, accuracy) = (loss(step), Some(0.5).filter(|_| loss(step).is_none()));
+            let steps = vec![StepRecord { step, gain: 1.0, loss, accuracy, ..StepRecord::default() }];
+            let report =
+                StepsReport { job: job.clone(), rank: 0, version: 0, strategy: (&Plan::DENSE_RING).into(), steps };
+            let mut tx = store.write.begin("store steps").await.unwrap();
+            put_progress(&mut tx, &report, Timestamp(step)).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        let losses = store.losses(&job).await.unwrap();
+        assert_eq!(*losses, (3..LOSS_POINTS as u64 + 3).map(|step| (step, loss(step))).collect::<Vec<_>>());
     }
 
     /// Passes over more jobs than there are windows find most of them there.

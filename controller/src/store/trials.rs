@@ -45,6 +45,8 @@ pub struct TrialReportRow {
     pub outcomes: Vec<TrialOutcome>,
     /// Why it did not run all of them.
     pub aborted: Option<String>,
+    /// Microseconds that training stood still for it.
+    pub cost_us: f64,
     /// When it arrived.
     pub received: Timestamp,
 }
@@ -114,6 +116,7 @@ impl RawReport {
             rank: stored(operation, "rank", self.rank.try_into())?,
             outcomes: stored(operation, "outcomes", serde_json::from_str(&self.outcomes))?,
             aborted: self.aborted,
+            cost_us: self.cost_us,
             received: self.received_us,
         })
     }

@@ -1,6 +1,7 @@
 use super::*;
-use crate::{Delay, Problem, Profile, ProfilePoint, Quality, Solution, Space, Terms, enumerate, pareto};
+use crate::{Problem, Solution, Space, Terms, enumerate, pareto};
 use flexcomm_domain::{Collective, CompressionRatio, Family, Gain, Link, LinkMatrix, Pattern, Strategy};
+use flexcomm_estimation::{Delay, Profile, ProfilePoint, Quality};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 /// The paper's models: millions of parameters, and a V100's forward and backward pass in seconds (Table III

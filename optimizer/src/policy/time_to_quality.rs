@@ -1,8 +1,9 @@
 //! `time-to-quality`: least time for the progress of a dense step, with gain at or above a floor.
 
 use super::Policy;
-use crate::{Delay, Evaluated, Quality};
+use crate::Evaluated;
 use flexcomm_domain::Seconds;
+use flexcomm_estimation::{Delay, Quality};
 use serde::{Deserialize, Serialize};
 
 /// Least step time times the steps it takes, see [`Quality::steps`].

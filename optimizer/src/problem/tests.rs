@@ -1,7 +1,7 @@
 use super::*;
-use crate::ProfilePoint;
 use crate::cost::{self, tests as forms};
 use flexcomm_domain::{CompressionRatio, IndexBytes, Link};
+use flexcomm_estimation::ProfilePoint;
 use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_assume, prop_oneof, proptest};
 
 fn problem(n: usize) -> Problem {

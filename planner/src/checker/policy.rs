@@ -4,7 +4,7 @@ use super::Findings;
 use crate::{Outcome, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
 use flexcomm_domain::{Decision, Plan, Strategy, Timestamp};
-use flexcomm_optimizer::Quality;
+use flexcomm_estimation::Quality;
 
 /// Rounding of what a report says.
 const SLACK: f64 = 1e-9;

@@ -114,7 +114,7 @@ impl Call<'_> {
 
     /// What a step takes and keeps, and how many times as many of them as dense ones the same progress needs, where that counts.
     fn cost(&self, of: &Priced) -> String {
-        let times = words::number(of.log_steps().exp().max(1.0));
+        let times = words::number(of.log_steps.exp().max(1.0));
         let steps = match self.saves_time() && !of.plan.is_dense() && times != "1" && times != "NaN" {
             true => format!(", needs {times} times the steps of dense"),
             false => String::new(),

@@ -2,7 +2,7 @@
 
 use crate::common::{Job, learn, of, profile};
 use flexcomm_domain::{CodecBytes, CompressionRatio, Family, Gain};
-use flexcomm_optimizer::{Profile, ProfilePoint};
+use flexcomm_estimation::{Profile, ProfilePoint};
 
 /// What a job offers besides top-k, with what shadows told of it: nothing of bf16, whose rounding is known.
 fn with_quantizers() -> Job {
@@ -75,7 +75,7 @@ fn a_trial_leaves_out_ratios_rather_than_compressors() {
         let mut job = Job::new();
         job.s.profiles = Default::default();
         for family in flexcomm_domain::default_compressors() {
-            job.s.offer.codecs.insert(family, flexcomm_optimizer::assumed_bytes(family));
+            job.s.offer.codecs.insert(family, flexcomm_estimation::assumed_bytes(family));
         }
         job
     });

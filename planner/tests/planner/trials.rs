@@ -95,6 +95,31 @@ fn a_job_without_live_trials_is_not_asked_for_what_only_they_can_tell() {
 }
 
 #[test]
+fn a_trial_is_expected_to_take_what_the_last_one_took() {
+    let mut job = unmeasured();
+    assert!(job.call().trial.is_some());
+    let asked = job.now;
+    job.wait(60.0);
+    job.answer(profile(0.12, 0.004));
+    let took = |cost| TrialWaits { id: 1, asked, ended: job.now, cost, iterations: 10, sync: Vec::new() };
+    let (unknown, long) = (took(None), took(Some(seconds(60.0))));
+    let of_another = TrialWaits { asked: Timestamp(asked.0 - 1), ..long.clone() };
+    for says_nothing in [unknown, of_another] {
+        let mut job = job.clone();
+        job.s.trial = Some(says_nothing);
+        job.call();
+        assert_eq!(job.s.memory.trial.slowdown, None, "{:?}", job.s.trial);
+    }
+    job.s.trial = Some(long);
+    job.call();
+    let slowdown = job.s.memory.trial.slowdown;
+    assert!(slowdown.is_some_and(|times| times > 5.0), "{slowdown:?}");
+    let mut again = unmeasured();
+    again.s.memory.trial.slowdown = slowdown;
+    assert!(again.call().trial.is_none(), "it does not pay any more");
+}
+
+#[test]
 fn what_is_measured_is_not_asked_for_again() {
     let mut job = unmeasured();
     job.call();
@@ -118,6 +143,7 @@ fn what_a_trial_waited_for_is_an_observation() {
         id,
         asked: job.now,
         ended: job.now,
+        cost: None,
         iterations: 10,
         sync: vec![(other.parse().unwrap(), seconds(factor * before))],
     };

@@ -50,7 +50,9 @@ async fn buckets_that_a_rank_says_later_are_the_jobs() {
     ];
     for (seq, (rank, buckets, known)) in (1..).zip(said) {
         let done = send(&store, ("a", seq), says(rank, buckets), &["a"]).await;
-        assert_eq!((done.rejected, done.news), (0, vec![News::Job]));
+        // Of the first of two ranks nothing is decided.
+        let news = if seq == 1 { vec![] } else { vec![News::Job] };
+        assert_eq!((done.rejected, done.news), (0, news));
         let jobs = store.running_jobs().await.unwrap();
         assert_eq!((jobs.len(), &jobs[0].buckets[..], jobs[0].created), (1, known, Timestamp(1)));
     }

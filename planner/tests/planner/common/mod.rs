@@ -3,8 +3,9 @@
 use flexcomm_domain::{
     CompressionRatio, Gain, JobId, Link, LinkMatrix, Seconds, Selection, Strategy, Timestamp, Version,
 };
+use flexcomm_estimation::{Profile, ProfilePoint};
+use flexcomm_optimizer::Evaluator;
 use flexcomm_optimizer::policy::TimeToQuality;
-use flexcomm_optimizer::{Evaluator, Profile, ProfilePoint};
 use flexcomm_planner::{
     Alternative, InForce, Keep, LinkTest, Links, Measured, Outcome, PolicyConfig, Scatter, Snapshot, Verdict, check,
     decide,
@@ -129,6 +130,7 @@ impl Job {
         self.s.measured = Some(Measured {
             version: self.s.version(),
             steps: 50,
+            last_step: None,
             t_step: seconds(t_step),
             t_comp: seconds(t_comp),
             t_sync: seconds(t_sync),

@@ -321,7 +321,7 @@ mod tests {
             let (name, k) = (info.name, if keeps_share { "k=0.1 and then k=0.001" } else { "its parameters" });
             assert!(
                 complete,
-                "optimizer/src/times.json lacks {name}: flexcomm bench compressors --methods '{name}({k})' --n 2.5e7 \
+                "estimation/src/times.json lacks {name}: flexcomm bench compressors --methods '{name}({k})' --n 2.5e7 \
                  --distributions normal --json prints its rows, see docs/adding.md, \"A compressor\""
             );
         }

@@ -29,7 +29,7 @@ impl Quality {
 
     /// The same of many gains: what depends on the strategy alone is worked out once.
     pub fn by_gain(strategy: &Strategy, ranks: usize) -> impl Fn(Gain) -> Self {
-        let (spec, delay) = (*strategy.spec(), delay(strategy));
+        let (spec, delay) = (*strategy.spec(), delay_of(strategy));
         let is_unbiased = spec.is_unbiased_without_memory();
         let variance = move |gain: Gain| if is_unbiased { spec.variance_of_mean(gain.get(), ranks) } else { 0.0 };
         move |gain| Self { gain, variance: variance(gain), delay }
@@ -95,7 +95,7 @@ impl Quality {
     }
 
     /// The gain at which so many steps make the progress of a dense one; none where no gain costs as many.
-    pub(crate) fn gain_of(&self, steps: f64, law: Delay) -> Option<f64> {
+    pub fn gain_of(&self, steps: f64, law: Delay) -> Option<f64> {
         match self.delay {
             Some(delay) => Some((-law.delay_of(steps)? / delay).exp().min(1.0 / steps)),
             None => Some(1.0 / steps),
@@ -103,10 +103,10 @@ impl Quality {
     }
 }
 
-/// [`Quality::delay`]. Factors of a matrix send at once what successive gradients have in common, and later what they have not, which
+/// [`Quality::delay`] of a strategy. Factors of a matrix send at once what successive gradients have in common, and later what they have not, which
 /// is mostly noise: they keep little of the energy and cost few steps, the fewer the more columns they have (Vogels et al. 2019, table 1:
 /// rank 2 trains as SGD does). Where one rank selects for all, what it never selects of the others' gradients waits for longer.
-pub(crate) fn delay(strategy: &Strategy) -> Option<f64> {
+pub fn delay_of(strategy: &Strategy) -> Option<f64> {
     let spec = strategy.spec();
     let kind = spec.rank().map_or(1.0, |rank| LOW_RANK / rank as f64);
     spec.memory().map(|_| kind * if strategy.selection().is_some() { SELECTED_BY_ONE } else { 1.0 })
