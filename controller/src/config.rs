@@ -115,7 +115,7 @@ impl Default for RawProbes {
             echo_interval_ms: 200,
             trace_interval_s: 60,
             budget_share: 0.01,
-            min_bytes: 1 << 20,
+            min_bytes: 128 << 10,
             max_bytes: 128 << 20,
             test_ms: 200,
             retest_s: 20,
