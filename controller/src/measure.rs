@@ -332,7 +332,6 @@ pub fn measured(steps: &[impl Borrow<WholeStep>], version: Version, now: Timesta
     Some(Measured {
         version,
         steps: own.len() as u64,
-        last_step: Some(own.last()?.step),
         t_step: seconds(of(|s| s.step_us)?)?,
         t_comp: seconds(of(|s| s.comp_us)?)?,
         t_sync: seconds(of(|s| s.sync_us)?)?,

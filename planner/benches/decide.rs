@@ -52,7 +52,6 @@ fn job((ranks, per_node): (u32, u32), buckets: u32, compressors: &[&str]) -> (Sn
             s.measured = Some(Measured {
                 version: s.version(),
                 steps: 20,
-                last_step: Some(10 * (u64::from(look) + 2)),
                 t_step: seconds(is.t_step_s),
                 t_comp: seconds(is.t_comp_s),
                 t_sync: seconds(is.t_sync_s * (1.0 + 1e-3 * f64::from(look % 3))),

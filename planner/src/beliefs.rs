@@ -45,10 +45,6 @@ const LONGEST_S: f64 = 2.6e6;
 /// Largest ω/N of an unbiased compressor without error feedback: where the noise that it adds to the mean gradient has more energy than that, training
 /// diverges at a learning rate that dense steps bear (docs/decisions/quality-without-memory.md).
 const MOST_VARIANCE: f64 = 1.0;
-/// Steps are observed when so many times those that are new are all of them.
-const NEW: f64 = 4.0;
-/// Medians that have moved by a larger share are observed at once.
-const MOVED: f64 = 0.1;
 /// Fewer steps contradict nothing.
 const LEAST_STEPS: u64 = 10;
 
@@ -171,9 +167,8 @@ impl Beliefs {
         let common = self.exchange.common();
         self.observe_trials(s, &mut known);
         self.observe_waits(s, (&mut known, common), now);
-        let wants = self.exchange.wants_steps();
-        let counts = |m: &&Measured| wants || self.steps.as_ref().is_none_or(|before| is_worth_observing(m, before));
-        let Some(m) = s.measured_now().filter(counts).copied() else { return };
+        let is_new = |m: &&Measured| Some(*m) != self.steps.as_ref() || self.exchange.wants_steps();
+        let Some(m) = s.measured_now().filter(is_new).copied() else { return };
         self.steps = Some(m);
         let shape = shape(s);
         let Some((of, by_group)) = distinct(&[s.plan()], &shape, &mut known) else { return };
@@ -504,18 +499,6 @@ fn kinds(of: &[Evaluated]) -> (Vec<Evaluated>, Vec<Kind>, Vec<usize>) {
     (first, kinds, kind_of)
 }
 
-/// Whether newly measured steps are worth observing after those that were observed last: their medians are others, and one in
-/// [`NEW`] of the steps is new or a median has moved by more than [`MOVED`]. Else the same steps would count once for each look.
-fn is_worth_observing(m: &Measured, before: &Measured) -> bool {
-    let has_moved = |of: fn(&Measured) -> Seconds| (of(m).get() - of(before).get()).abs() > MOVED * of(before).get();
-    let new = match (m.last_step, before.last_step) {
-        (Some(last), Some(seen)) if m.version == before.version && last >= seen => last - seen,
-        _ => m.steps,
-    };
-    let is_other = Measured { last_step: before.last_step, ..*m } != *before;
-    is_other && (NEW * new as f64 >= m.steps as f64 || has_moved(|m| m.t_step) || has_moved(|m| m.t_sync))
-}
-
 /// Whether what a strategy keeps follows from its definition.
 fn is_known(strategy: &Strategy) -> bool {
     strategy.is_dense() || known_gain(strategy.family()).is_some()
@@ -625,30 +608,6 @@ fn any_of((selector, cr): (Selector, CompressionRatio)) -> Option<Strategy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn steps_are_observed_where_enough_of_them_are_new_or_their_times_have_moved() {
-        let t = |s| Seconds::new(s).unwrap();
-        let before = Measured {
-            version: flexcomm_domain::Version(3),
-            steps: 40,
-            last_step: Some(100),
-            t_step: t(0.3),
-            t_comp: t(0.01),
-            t_sync: t(0.2),
-            gain: Gain::FULL,
-            gain_spread: 0.0,
-            scatter: None,
-        };
-        let after = |last: u64, sync_s: f64| Measured { last_step: Some(last), t_sync: t(sync_s), ..before };
-        assert!(!is_worth_observing(&after(109, 0.21), &before), "9 of 40 are new");
-        assert!(is_worth_observing(&after(110, 0.21), &before));
-        assert!(!is_worth_observing(&after(140, 0.2), &before), "they show the same");
-        assert!(is_worth_observing(&after(101, 0.23), &before), "they have moved");
-        assert!(is_worth_observing(&after(5, 0.21), &before), "another run");
-        assert!(is_worth_observing(&Measured { last_step: None, ..after(0, 0.21) }, &before));
-        assert!(is_worth_observing(&Measured { version: before.version.next(), ..after(101, 0.21) }, &before));
-    }
 
     #[test]
     fn residuals_fill_and_drain_by_gain_and_are_stale_where_another_strategy_left_more() {

@@ -179,9 +179,6 @@ pub struct Measured {
     pub version: Version,
     /// How many steps.
     pub steps: u64,
-    /// The number of the newest of them, where it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_step: Option<u64>,
     /// The whole step.
     pub t_step: Seconds,
     /// Compress and decompress.

@@ -202,7 +202,6 @@ impl World {
         Some(Measured {
             version,
             steps: steps.min(MEASURED_STEPS),
-            last_step: Some(steps),
             t_step: Seconds::new(self.model.compute_s + t_comp + t_sync).ok()?,
             t_comp: Seconds::new(t_comp).ok()?,
             t_sync: Seconds::new(t_sync).ok()?,

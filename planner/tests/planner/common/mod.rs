@@ -130,7 +130,6 @@ impl Job {
         self.s.measured = Some(Measured {
             version: self.s.version(),
             steps: 50,
-            last_step: None,
             t_step: seconds(t_step),
             t_comp: seconds(t_comp),
             t_sync: seconds(t_sync),
