@@ -150,7 +150,7 @@ struct Target {
 }
 
 impl Target {
-    /// Whether its requests go on for ever and are answered: nobody waits for the next answer.
+    /// Whether its requests go on for ever and are answered: no caller waits for the next answer.
     fn is_steady(&self) -> bool {
         self.left.is_none() && self.prober.has_answered()
     }
