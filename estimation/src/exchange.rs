@@ -1,9 +1,10 @@
 //! How long a job waits for its collectives.
 //!
-//! The exchange of a bucket that has a share s of the gradient takes (f + a r A + s b B) d. A and B are the latency and bandwidth terms of
-//! the strategy's critical path, f is software, and the rest is believed, in logarithms: a, by how much latencies differ from those that
-//! were measured last; b, the seconds per byte of the network; r, how many times a latency counts, the same for all collectives of a job;
-//! d, a factor of the collective and of the strategy. What is seen of it is what backward does not hide ([`crate::step`]).
+//! The exchange of a bucket that has a share s of the gradient takes ((a r + f/L) A + s b B) d. A and B are the latency and bandwidth terms of
+//! the strategy's critical path, L is the mean latency, so that A/L is how many messages follow one another, and the rest is believed, in
+//! logarithms: a, by how much latencies differ from those that were measured last; b, the seconds per byte of the network; r, how many
+//! times a latency counts, and f, what software takes for a message, both the same for all collectives of a job; d, a factor of the
+//! collective and of the strategy. What is seen of it is what backward does not hide ([`crate::step`]).
 //!
 //! Bandwidth belongs to NICs: a link has the slower one of what its sender sends and its receiver receives, each a common part and what
 //! the NIC differs by. So one test between two nodes tells of all links after a change.
@@ -15,6 +16,7 @@
 //! where its latency is that of the one that is over.
 
 mod deviations;
+mod recent;
 
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
@@ -22,6 +24,7 @@ use crate::networks::{self, Network, Networks};
 use crate::step::{Cost, Costs, Shape};
 use deviations::Deviation;
 use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
+use recent::Recent;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -36,8 +39,9 @@ pub struct CriticalPath {
     pub common: f64,
 }
 
-/// Seconds of software in every exchange.
-const FIXED_S: f64 = 4e-4;
+/// Logarithm of the seconds that software takes for each message on the critical path: a tenth of a millisecond where processors are free,
+/// many milliseconds where ranks wait for one.
+const SOFTWARE: Normal = Normal::new(-9.2, 1.5);
 /// About the network where nothing is measured since it changed, in logarithms.
 const UNKNOWN_SD: f64 = 2.0;
 /// Logarithm of a collective's factor,
@@ -85,6 +89,10 @@ const DRIFT: f64 = 5e-6;
 const ANOTHER_RUN: f64 = 0.02;
 /// and what a job of another size or model has shown.
 const ANOTHER_JOB: f64 = 0.04;
+/// What software takes depends on what else the processors do: variance, for a later run,
+const SOFTWARE_RUN: f64 = 0.25;
+/// and for another job.
+const SOFTWARE_JOB: f64 = 1.0;
 /// A network is known where its latencies and its bandwidth are known to within this standard deviation, in logarithms.
 const KNOWN_SD: f64 = 0.3;
 /// What is so many standard deviations off is a change.
@@ -106,6 +114,8 @@ enum Key {
     Backward,
     /// Logarithm of how many times a message's latency counts.
     RoundTrips,
+    /// Logarithm of the seconds that software takes for each message.
+    Software,
     Collective(Collective),
     One(Collective, Selector, CompressionRatio),
 }
@@ -148,11 +158,11 @@ pub struct Waits {
     pub bandwidth: Vec<f64>,
 }
 
-/// By how much one throughput test is off about what all NICs have in common: by its own error, and by half of what each of its two NICs
-/// differs by.
-pub fn test_sd(is_lower_bound: bool) -> f64 {
+/// By how much so many throughput tests are off about what all NICs have in common: each by its own error, and by half of what its two NICs
+/// differ by, of so many pairs of nodes.
+pub fn test_sd(is_lower_bound: bool, tests: f64, pairs: f64) -> f64 {
     let own = if is_lower_bound { LOWER_BOUND_SD } else { BANDWIDTH_SD };
-    own.hypot(OF_NIC.sd * std::f64::consts::FRAC_1_SQRT_2)
+    (own / tests.sqrt()).hypot(OF_NIC.sd / (2.0 * tests.min(pairs)).sqrt())
 }
 
 /// What is believed of a job's exchanges.
@@ -169,6 +179,8 @@ pub struct Exchange {
     cause: Cause,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     deviations: Vec<Deviation>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    recent: Vec<Recent>,
     #[serde(skip_serializing_if = "Networks::is_empty")]
     networks: Networks,
     /// Whether the network has changed and was not recognised since.
@@ -198,12 +210,15 @@ impl Exchange {
         for at in 0..self.joint.len() {
             match self.joint.keys()[at] {
                 Key::Latency | Key::Bandwidth => self.joint.widen(at, WALK * seconds),
-                Key::Collective(_) | Key::Backward | Key::RoundTrips => self.joint.widen(at, DRIFT * seconds),
+                Key::Collective(_) | Key::Backward | Key::RoundTrips | Key::Software => {
+                    self.joint.widen(at, DRIFT * seconds);
+                }
                 Key::One(..) => {}
                 Key::Up(_) | Key::Down(_) => self.joint.widen(at, NIC_WALK * seconds),
             }
         }
         self.revert_deviations(seconds);
+        self.age_recent(seconds);
     }
 
     /// What it tells of a later run of the same job: how its collectives behave, and nothing of the network.
@@ -212,6 +227,7 @@ impl Exchange {
         self.forget_deviations();
         let doubt = |key: &Key| match key {
             Key::Collective(_) | Key::Backward | Key::RoundTrips => Some(ANOTHER_RUN),
+            Key::Software => Some(SOFTWARE_RUN),
             Key::One(..) => Some(0.0),
             Key::Latency | Key::Bandwidth | Key::Up(_) | Key::Down(_) => None,
         };
@@ -222,7 +238,11 @@ impl Exchange {
     #[must_use]
     pub fn of_another_job(mut self) -> Self {
         self.forget_deviations();
-        let doubt = |key: &Key| matches!(key, Key::Collective(_) | Key::RoundTrips).then_some(ANOTHER_JOB);
+        let doubt = |key: &Key| match key {
+            Key::Collective(_) | Key::RoundTrips => Some(ANOTHER_JOB),
+            Key::Software => Some(SOFTWARE_JOB),
+            _ => None,
+        };
         Self { joint: self.joint.carried_over(doubt), ..Self::default() }
     }
 
@@ -283,6 +303,7 @@ impl Exchange {
 
     /// It is another from now on.
     fn leave(&mut self, known: Option<Network>) {
+        self.undo_recent();
         if let Some(known) = known {
             self.networks.remember(known);
         }
@@ -352,43 +373,6 @@ impl Exchange {
         far
     }
 
-    /// A test after steps that were put down to the network: where tests between all nodes find the bandwidth as it was, it is the
-    /// collective. A lower bound tells that only of a network that is not slower where steps are.
-    fn explain(&mut self, (from, to): (u32, u32), common: f64, is_lower_bound: bool) {
-        let nodes = self.nodes();
-        let Cause::Network { before, slower, same } = &mut self.cause else { return };
-        let slower_by = common - *before;
-        if is_lower_bound && (!*slower || slower_by > CHANGE * BANDWIDTH_SD) {
-            return;
-        }
-        if slower_by.abs() > CHANGE * BANDWIDTH_SD {
-            self.cause = Cause::None;
-            self.forget_deviations();
-            return;
-        }
-        for node in [from, to] {
-            if !same.contains(&node) {
-                same.push(node);
-            }
-        }
-        if same.len() >= nodes {
-            self.cause = Cause::Collective;
-        }
-    }
-
-    /// How many nodes tests have been run between.
-    fn nodes(&self) -> usize {
-        let mut nodes: Vec<u32> = Vec::new();
-        for key in self.joint.keys() {
-            if let Key::Up(node) | Key::Down(node) = key
-                && !nodes.contains(node)
-            {
-                nodes.push(*node);
-            }
-        }
-        nodes.len()
-    }
-
     /// Seconds per byte from one node to another, as expected, given the numbers of so many nodes.
     pub fn betas(&mut self, nodes: usize) -> impl Fn(usize, usize) -> f64 + use<> {
         let common = self.common().ln();
@@ -446,15 +430,18 @@ impl Exchange {
         all.sort_unstable();
         all.dedup();
         let around = |at: &[f64]| derived(&logarithm, &all, at);
-        let (row, expected) = around(&self.joint.means());
-        let sd = self.joint.sum(&row).sd.hypot(seen.sd);
-        let far = (seen.mean - expected).abs() > CHANGE * sd;
+        let mut learned = self.joint.clone();
+        let off = learned.observe_along(places[0].software, seen, around);
+        let far = off.abs() > CHANGE;
         let of_trial = source == Source::Trial;
         if let Some(before) = before_trial.filter(|_| !far) {
             self.joint = before;
             return false;
         }
         let collectives: BTreeSet<Collective> = of.iter().map(|(strategy, _)| strategy.collective()).collect();
+        // One that is tried again after it has deviated does so again.
+        let is_known = self.confirmed && self.knows_network();
+        let again = is_known && self.deviations.iter().any(|of| !of.runs && collectives.contains(&of.collective));
         // One that deviated takes what is usual again.
         let is_usual_again = || {
             let mut at = self.joint.means();
@@ -466,7 +453,7 @@ impl Exchange {
         };
         let is_collective = || {
             let explained = self.explains(&places[0], &logarithm, seen.mean);
-            of_trial || self.cause == Cause::Collective || !explained || is_usual_again()
+            of_trial || self.cause == Cause::Collective || !explained || again || is_usual_again()
         };
         let collective = far && is_collective();
         // Until latencies have been measured anew it is one change, however far off steps still are.
@@ -482,7 +469,7 @@ impl Exchange {
             let [latency, bandwidth] = self.network();
             let known = self.network_now();
             if !matches!(self.cause, Cause::Network { .. }) {
-                let (before, slower) = (self.joint.of(bandwidth).mean, seen.mean > expected);
+                let (before, slower) = (self.joint.of(bandwidth).mean, off > 0.0);
                 self.cause = Cause::Network { before, slower, same: Vec::new() };
             }
             self.leave(known);
@@ -507,7 +494,13 @@ impl Exchange {
         // Which of the two it was is known once latencies have been measured anew.
         self.waiting = if of_trial { self.waiting } else { !self.confirmed };
         if self.confirmed {
-            self.joint.observe_curved(seen, around);
+            if !of_trial {
+                self.note_recent(&collectives);
+            }
+            match far {
+                true => _ = self.joint.observe_along(places[0].software, seen, around),
+                false => self.joint = learned,
+            }
             self.end_deviations(&collectives);
         }
         if !of_trial {
@@ -544,6 +537,8 @@ impl Exchange {
             bandwidth,
             backward: self.joint.place(&Key::Backward, BACKWARD),
             round_trips: self.joint.place(&Key::RoundTrips, ROUND_TRIPS),
+            software: self.joint.place(&Key::Software, SOFTWARE),
+            latency_s: self.latency_s.unwrap_or(f64::INFINITY),
             collective: self.joint.place(&Key::Collective(strategy.collective()), OF_COLLECTIVE),
             own: self.joint.find(&key_of(strategy)),
         }
@@ -668,13 +663,17 @@ struct Places {
     bandwidth: usize,
     backward: usize,
     round_trips: usize,
+    software: usize,
     collective: usize,
     own: Option<usize>,
+    /// The mean latency as measured, of which a critical path has so many.
+    latency_s: f64,
 }
 
 impl Places {
     fn all(&self) -> Vec<usize> {
-        let mut all = vec![self.latency, self.bandwidth, self.backward, self.round_trips, self.collective];
+        let network = [self.latency, self.bandwidth];
+        let mut all = [&network[..], &[self.backward, self.round_trips, self.software, self.collective]].concat();
         all.extend(self.own);
         all
     }
@@ -684,6 +683,7 @@ impl Places {
         Factors {
             collective: (value(self.collective) + own).exp(),
             latency: (value(self.latency) + value(self.round_trips)).exp(),
+            software: value(self.software).exp() / self.latency_s,
             bandwidth: value(self.bandwidth).exp(),
         }
     }
@@ -696,6 +696,8 @@ struct Factors {
     collective: f64,
     /// Of latencies as measured.
     latency: f64,
+    /// What software takes for a message, in latencies as measured.
+    software: f64,
     /// Seconds per byte.
     bandwidth: f64,
 }
@@ -709,7 +711,7 @@ impl Factors {
     /// What the exchange of a whole gradient takes.
     fn cost(&self, path: CriticalPath, compress_s: f64) -> Cost {
         Cost {
-            each_s: self.collective * (FIXED_S + path.alpha_s * self.latency),
+            each_s: self.collective * path.alpha_s * (self.latency + self.software),
             all_s: self.collective * path.beta_s * self.bandwidth / path.common,
             compress_s,
         }

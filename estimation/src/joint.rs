@@ -13,6 +13,11 @@ const LEAST_PIVOT: f64 = 1e-6;
 /// Gauss-Newton steps at most.
 const CURVED_STEPS: usize = 8;
 
+/// Points on each side of the mean of a quadrature,
+const ALONG: i32 = 16;
+/// for which a quantity has to be known by less than this.
+const ALONG_SD: f64 = 0.3;
+
 /// A variance never falls below this share of what it was before an observation: rounding must not make it negative.
 const LEAST_LEFT: f64 = 1e-9;
 
@@ -242,15 +247,15 @@ impl<K: PartialEq + Clone> Joint<K> {
 
     /// Takes in an observation that is no weighted sum: `around` tells what is expected to be seen at given values of all quantities, and
     /// its derivatives there. Gauss-Newton steps to the most likely values (Bell and Cathey, The iterated Kalman filter update as a
-    /// Gauss-Newton method, 1993).
-    pub fn observe_curved(&mut self, seen: Normal, around: impl Fn(&[f64]) -> (Row, f64)) {
+    /// Gauss-Newton method, 1993). Answers by how many standard deviations it differs from what was believed, at these values.
+    pub fn observe_curved(&mut self, seen: Normal, around: impl Fn(&[f64]) -> (Row, f64)) -> f64 {
         let mut at = self.means();
-        let mut last = self.clone();
+        let (mut last, mut off) = (self.clone(), 0.0);
         for _ in 0..CURVED_STEPS {
             let (row, expected) = around(&at);
             let there: f64 = row.iter().map(|(i, weight)| weight * at[*i]).sum();
             last = self.clone();
-            last.observe(&row, Normal::new(seen.mean - expected + there, seen.sd));
+            off = last.observe(&row, Normal::new(seen.mean - expected + there, seen.sd));
             let next = last.means();
             let moved = next.iter().zip(&at).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             at = next;
@@ -259,6 +264,41 @@ impl<K: PartialEq + Clone> Joint<K> {
             }
         }
         *self = last;
+        off
+    }
+
+    /// The same where what is seen depends on one quantity by far less at its mean than a few standard deviations above: a small term that
+    /// may be a large one. Derivatives tell nothing of that, so the mean and standard deviation of this quantity are then those of
+    /// its posterior by quadrature, the others at the values they were found at.
+    pub fn observe_along(&mut self, along: usize, seen: Normal, around: impl Fn(&[f64]) -> (Row, f64)) -> f64 {
+        let prior = self.of(along);
+        let before = self.clone();
+        let off = self.observe_curved(seen, &around);
+        let found = self.of(along);
+        if found.sd < ALONG_SD {
+            return off;
+        }
+        let mut at = self.means();
+        let (row, _) = around(&at);
+        let others: Row = row.into_iter().filter(|(i, _)| *i != along).collect();
+        let sd = before.sum(&others).sd.hypot(seen.sd);
+        let weighted = (-ALONG..=ALONG).map(|i| {
+            let z = 4.0 * f64::from(i) / f64::from(ALONG);
+            at[along] = prior.mean + z * prior.sd;
+            let off = (seen.mean - around(&at).1) / sd;
+            (at[along], (-0.5 * (z * z + off * off)).exp())
+        });
+        let points: Vec<(f64, f64)> = weighted.collect();
+        let total: f64 = points.iter().map(|(_, weight)| weight).sum();
+        let mean = points.iter().map(|(x, weight)| weight * x).sum::<f64>() / total;
+        let variance = points.iter().map(|(x, weight)| weight * (x - mean).powi(2)).sum::<f64>() / total;
+        let [precision, found_precision] = [variance, found.sd * found.sd].map(f64::recip);
+        let more = precision - found_precision;
+        if more > 0.0 && more.is_finite() {
+            let seen = (precision * mean - found_precision * found.mean) / more;
+            self.observe(&[(along, 1.0)], Normal::new(seen, more.recip().sqrt()));
+        }
+        off
     }
 
     /// What is known of it counts no more: it is independent of the others and has at least this standard deviation.

@@ -1,7 +1,7 @@
 //! Collectives that take another time than believed on a network that has not changed. Most causes pass: once a collective is left, what it was
 //! found to take returns to what is usual (an Ornstein-Uhlenbeck process), so that it is worth trying again.
 
-use super::{Exchange, Key, OF_COLLECTIVE};
+use super::{BANDWIDTH_SD, CHANGE, Cause, Exchange, Key, OF_COLLECTIVE};
 use flexcomm_domain::Collective;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -26,6 +26,43 @@ pub(super) struct Deviation {
 }
 
 impl Exchange {
+    /// A test after steps that were put down to the network: where tests between all nodes find the bandwidth as it was, it is the
+    /// collective. A lower bound tells that only of a network that is not slower where steps are.
+    pub(super) fn explain(&mut self, (from, to): (u32, u32), common: f64, is_lower_bound: bool) {
+        let nodes = self.nodes();
+        let Cause::Network { before, slower, same } = &mut self.cause else { return };
+        let slower_by = common - *before;
+        if is_lower_bound && (!*slower || slower_by > CHANGE * BANDWIDTH_SD) {
+            return;
+        }
+        if slower_by.abs() > CHANGE * BANDWIDTH_SD {
+            self.cause = Cause::None;
+            self.forget_deviations();
+            return;
+        }
+        for node in [from, to] {
+            if !same.contains(&node) {
+                same.push(node);
+            }
+        }
+        if same.len() >= nodes {
+            self.cause = Cause::Collective;
+        }
+    }
+
+    /// How many nodes tests have been run between.
+    fn nodes(&self) -> usize {
+        let mut nodes: Vec<u32> = Vec::new();
+        for key in self.joint.keys() {
+            if let Key::Up(node) | Key::Down(node) = key
+                && !nodes.contains(node)
+            {
+                nodes.push(*node);
+            }
+        }
+        nodes.len()
+    }
+
     /// A collective takes another time than believed: what was known of it does not hold.
     pub(super) fn deviates(&mut self, collective: Collective) {
         let at = self.joint.place(&Key::Collective(collective), OF_COLLECTIVE);

@@ -478,3 +478,122 @@ fn what_cannot_be_is_not_taken_in() {
     );
     assert_eq!(exchange.joint, before.joint);
 }
+
+/// Of 122 Mbit/s and 0.15 ms, where every message waits for 8.5 ms until a processor comes round.
+struct Busy {
+    exchange: Exchange,
+}
+
+impl Busy {
+    const LATENCY_S: f64 = 1.5e-4;
+    const SOFTWARE_S: f64 = 8.5e-3;
+
+    fn new() -> Self {
+        let mut exchange = Exchange::default();
+        exchange.begin(8.0 / 122e6);
+        let mut busy = Self { exchange };
+        for second in 0..30 {
+            busy.exchange.test((second % 4, (second + 1) % 4), 8.0 / 122e6, false);
+            assert!(!busy.step(dense(), 6.0, 5.9e7), "after {second} s");
+        }
+        busy
+    }
+
+    /// Whether a second with steps of so many messages one after the other and so many bytes shows another network.
+    fn step(&mut self, of: Strategy, messages: f64, bytes: f64) -> bool {
+        self.exchange.widen(1.0);
+        self.exchange.latency(Self::LATENCY_S * (1.0 + 0.001 * messages), true);
+        let waits_s = messages * (Self::LATENCY_S + Self::SOFTWARE_S) + bytes * 8.0 / 122e6;
+        let path = self.path(messages, bytes);
+        self.exchange.steps(&[(of, path)], &[0], &shape(), &seen(waits_s))
+    }
+
+    fn path(&mut self, messages: f64, bytes: f64) -> CriticalPath {
+        let common = self.exchange.common();
+        CriticalPath { alpha_s: messages * Self::LATENCY_S, beta_s: bytes * common, common }
+    }
+
+    fn software(&mut self) -> Normal {
+        let places = self.exchange.places(&dense());
+        self.exchange.joint.of(places.software)
+    }
+}
+
+#[test]
+fn what_software_takes_for_a_message_is_told_from_the_network() {
+    let mut busy = Busy::new();
+    assert!(busy.software().sd > 1.2, "of steps of 4 s it cannot be seen: {:?}", busy.software());
+    for second in 0..10 {
+        assert!(!busy.step(sparse(), 3.0, 4e4), "after {second} s of {:?}", busy.software());
+    }
+    let is = busy.software();
+    assert!((is.mean - Busy::SOFTWARE_S.ln()).abs() < 0.5 && is.sd < 0.6, "{is:?}");
+    assert!((busy.exchange.common() * 122e6 / 8.0).ln().abs() < 0.3, "{}", busy.exchange.common());
+    let powersgd = strategy("powersgd(rank=4)+ef(vanilla)/dense-ring");
+    let path = busy.path(12.0, 4e4);
+    let of = [(powersgd, path)];
+    let (costs, _) = busy.exchange.expected(&of, &shape());
+    assert!((costs[0].each_s / 0.1).ln().abs() < 0.4, "twelve messages: {:?}", costs[0]);
+}
+
+#[test]
+fn what_would_have_shown_is_no_software() {
+    let mut exchange = settled();
+    // 200 messages of 1 ms.
+    let of = |exchange: &mut Exchange| [(sparse(), CriticalPath { alpha_s: 0.2, ..path(exchange, 1e-3) })];
+    for second in 0..20 {
+        exchange.widen(1.0);
+        exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
+        let of = of(&mut exchange);
+        assert!(!exchange.steps(&of, &[0], &shape(), &seen(0.28)), "after {second} s");
+    }
+    let places = exchange.places(&dense());
+    let is = exchange.joint.of(places.software);
+    assert!(is.mean + 2.0 * is.sd < 1e-3f64.ln(), "at most what is seen: {is:?}");
+    let of = of(&mut exchange);
+    assert!(exchange.steps(&of, &[0], &shape(), &seen(1.4)), "five times as much is another network");
+}
+
+#[test]
+fn what_was_learned_of_a_collective_just_before_a_change_was_found_is_not_kept() {
+    let of_sparse = |exchange: &mut Exchange| {
+        let places = exchange.places(&sparse());
+        exchange.joint.of(places.collective)
+    };
+    for passed_s in [3.0, 30.0] {
+        let mut exchange = settled();
+        exchange.widen(1.0);
+        let path = path(&mut exchange, 0.1);
+        assert!(!exchange.steps(&[(sparse(), path)], &[0], &shape(), &seen(0.08)));
+        let learned = of_sparse(&mut exchange);
+        assert!(learned.mean > OF_COLLECTIVE.mean + OF_COLLECTIVE.sd, "{learned:?}");
+        exchange.widen(passed_s);
+        assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, false));
+        let is = of_sparse(&mut exchange);
+        if passed_s < 10.0 {
+            assert!((is.mean - OF_COLLECTIVE.mean).abs() < 1e-6 && is.sd >= OF_COLLECTIVE.sd, "{is:?}");
+        } else {
+            assert!((is.mean - learned.mean).abs() < 0.05, "{is:?}, learned {learned:?}");
+        }
+    }
+}
+
+#[test]
+fn another_load_of_the_processors_is_learnt() {
+    let mut busy = Busy::new();
+    (0..10).for_each(|_| assert!(!busy.step(sparse(), 3.0, 4e4)));
+    let mut later = busy.exchange.of_another_job();
+    later.begin(8.0 / 122e6);
+    for second in 0..20 {
+        later.widen(1.0);
+        later.latency(1.5e-4 * (1.0 + 0.001 * f64::from(second % 2)), true);
+        later.test((second % 4, (second + 1) % 4), 8.0 / 122e6, false);
+        let common = later.common();
+        let path = CriticalPath { alpha_s: 4.5e-4, beta_s: 4e4 * common, common };
+        later.steps(&[(sparse(), path)], &[0], &shape(), &seen(3.0 * 2.5e-4 + 2.6e-3));
+    }
+    let places = later.places(&dense());
+    let is = later.joint.of(places.software);
+    assert!(is.mean < 1e-3f64.ln(), "{is:?}");
+    assert!((later.common() * 122e6 / 8.0).ln().abs() < 0.5, "{}", later.common());
+}
