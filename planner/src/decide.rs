@@ -14,16 +14,22 @@ use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
 use flexcomm_estimation::{TEST_TELLS_S, test_sd};
 use flexcomm_optimizer::{Solver, pareto};
 use rand::RngCore;
+use std::collections::BTreeSet;
 
 /// Steps that it takes to learn what a strategy costs; one with error feedback is known later, when its residual has filled.
 const TRY_STEPS: f64 = 15.0;
 const MOST_TRY_STEPS: f64 = 100.0;
 /// What trying a strategy leaves uncertain of what it saves, as a share: noise of medians, and what its residual does later.
 const RESOLUTION: f64 = 0.15;
+/// Throughput tests of a batch: where one alone rarely changes a decision, several may (Frazier and Powell, Paradoxes in learning and the
+/// marginal value of information, 2010).
+const BATCHES: [f64; 3] = [1.0, 3.0, 10.0];
 /// A score that shares are taken of is at least so much: by some policies dense scores 0.
 const LEAST_SCORE: f64 = 1e-9;
 /// A smaller share is worth neither trying nor, where scores are no times, a change: what is believed is not so exact.
-const LEAST_SAVING: f64 = 0.02;
+const LEAST_SAVING: f64 = 0.015;
+/// What was left before has to be worth so much more each time to be tried again.
+const MORE_SAVING: f64 = 0.03;
 /// What was left so often on one network is known: it is tried again where it is better in the mean by this share, and not for what trying
 /// might show.
 const TRIES: usize = 2;
@@ -74,7 +80,7 @@ struct Call<'a> {
     listed: Vec<Plan>,
     /// What each is worth against the strategy in force.
     worth: Vec<Worth>,
-    /// What a throughput test is expected to save, as a share.
+    /// What each throughput test is expected to save, in batches of the size at which that is most; as a share.
     test_worth: f64,
     contradicted: Option<Seconds>,
     /// Latencies as measured, and bandwidths as they are believed.
@@ -314,9 +320,7 @@ impl<'a> Call<'a> {
         self.all.sort_by(|a, b| a.mean.total_cmp(&b.mean));
         if let Some(current) = self.in_force() {
             self.worth = self.all.iter().map(|x| Worth::of(x, &self.all[current])).collect();
-            let mut tests = self.s.links.iter().flat_map(|links| &links.tests);
-            let sd = test_sd(tests.all(|test| test.is_lower_bound));
-            self.test_worth = self.knowing(current, |scores| scores.of_sample_information(&prices.bandwidth, sd));
+            self.test_worth = self.worth_of_tests(current, &prices.bandwidth);
         }
     }
 
@@ -360,10 +364,17 @@ impl<'a> Call<'a> {
         matches!(self.s.config.policy, PolicyConfig::TimeToQuality(_))
     }
 
-    /// Whether it was tried often enough on the network of now, and not so long ago that another one has to be expected by now.
-    fn is_known(&self, candidate: usize) -> bool {
-        let unchanged_s = self.memory.beliefs.unchanged_s(self.now).min(self.memory.beliefs.lasts_s());
-        self.memory.times_left(&self.all[candidate].plan, self.now, unchanged_s) >= TRIES
+    /// How often it was left on the network of now, and not so long ago that another one is almost sure to be there by now.
+    fn times_left(&self, candidate: usize) -> usize {
+        let unchanged_s = self.memory.beliefs.unchanged_s(self.now).min(2.0 * self.memory.beliefs.lasts_s());
+        self.memory.times_left(&self.all[candidate].plan, self.now, unchanged_s)
+    }
+
+    /// Whether knowing more of it may pay: each time that it was left it has to be worth [`MORE_SAVING`] more, and where that was often
+    /// enough, it is known.
+    fn is_open(&self, candidate: usize) -> bool {
+        let (left, worth) = (self.times_left(candidate), self.worth[candidate]);
+        worth.when_tried > LEAST_SAVING + MORE_SAVING * left as f64 && (left < TRIES || worth.saves > KNOWN_SAVING)
     }
 
     fn may_follow(&self, candidate: usize) -> bool {
@@ -395,8 +406,7 @@ impl<'a> Call<'a> {
         let tried = (0..self.all.len())
             // What a plan by bucket costs is known by what its strategies cost.
             .filter(|i| *i != current && self.may_follow(*i) && self.all[*i].plan.alike().is_some())
-            .filter(|i| self.worth[*i].when_tried > LEAST_SAVING)
-            .filter(|i| !self.is_known(*i) || self.worth[*i].saves > KNOWN_SAVING)
+            .filter(|i| self.is_open(*i))
             .map(|i| (i, gain_s(i)));
         let best = tried.filter(|(_, gain_s)| *gain_s > 0.0).max_by(|a, b| a.1.total_cmp(&b.1));
         best.map(|(i, _)| i)
@@ -559,6 +569,18 @@ impl<'a> Call<'a> {
         self.memory.trial.asked_at = Some(self.now);
         self.memory.trial.pending = true;
         self.trial = Some(request);
+    }
+
+    /// What each throughput test saves, in the batch in which that is most; `bandwidth` in the samples of the scores.
+    fn worth_of_tests(&self, current: usize, bandwidth: &[f64]) -> f64 {
+        let Some(links) = &self.s.links else { return 0.0 };
+        let is_lower_bound = links.tests.iter().all(|test| test.is_lower_bound);
+        let nodes: BTreeSet<usize> = (0..links.matrix.ranks()).map(|rank| links.matrix.node(rank)).collect();
+        let pairs = (nodes.len() as f64 / 2.0).max(1.0);
+        let each = |scores: &Scores, tests: f64| {
+            scores.of_sample_information(bandwidth, test_sd(is_lower_bound, tests, pairs)) / tests
+        };
+        self.knowing(current, |scores| BATCHES.map(|tests| each(scores, tests)).into_iter().fold(0.0, f64::max))
     }
 
     /// What knowing more saves, as a share of what the strategy in force takes.

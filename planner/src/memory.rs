@@ -99,6 +99,12 @@ fn is_unknown(begun: &Timestamp) -> bool {
     *begun == Timestamp::default()
 }
 
+/// Whether they are of the same compressor over the same collective, at ratios near one another.
+fn is_near(a: &Strategy, b: &Strategy) -> bool {
+    let apart = (a.cr().get() / b.cr().get()).ln().abs();
+    a.selector() == b.selector() && a.collective() == b.collective() && apart <= NEAR.ln()
+}
+
 impl Memory {
     /// In a run that began then: of an earlier one, or of a job that is like this one, stays what it tells of this one.
     pub(crate) fn in_run(self, begun: Timestamp) -> Self {
@@ -106,7 +112,14 @@ impl Memory {
             return self;
         }
         let trial = TrialMemory { slowdown: self.trial.slowdown.map(f64::sqrt), ..TrialMemory::default() };
-        Self { begun, beliefs: self.beliefs.carried_over(), trial, ..Self::default() }
+        // What an earlier run left was left once.
+        let mut left: Vec<(Strategy, Timestamp)> = Vec::new();
+        for (strategy, _) in self.left {
+            if !left.iter().any(|(known, _)| is_near(known, &strategy)) {
+                left.push((strategy, begun));
+            }
+        }
+        Self { begun, beliefs: self.beliefs.carried_over(), trial, left, ..Self::default() }
     }
 
     /// What it tells of a job of another size or model on the same backend, whose run began then: how collectives behave, and on the same kind
@@ -128,11 +141,7 @@ impl Memory {
     /// what one shows tells of the other.
     pub(crate) fn times_left(&self, plan: &Plan, now: Timestamp, within_s: f64) -> usize {
         let Some(is) = plan.alike() else { return 0 };
-        let is_near = |other: &Strategy| {
-            let apart = (is.cr().get() / other.cr().get()).ln().abs();
-            is.selector() == other.selector() && is.collective() == other.collective() && apart <= NEAR.ln()
-        };
-        let left = self.left.iter().filter(|(strategy, at)| is_near(strategy) && now.since(*at).get() < within_s);
+        let left = self.left.iter().filter(|(strategy, at)| is_near(is, strategy) && now.since(*at).get() <= within_s);
         left.count()
     }
 
@@ -183,7 +192,14 @@ mod tests {
         assert_eq!(memory.left.len(), MOST_LEFT);
         let times = |k, within_s| memory.times_left(&plan(k), second(40), within_s);
         assert_eq!(times(0, 100.0), 1, "0.002: 0.001 is forgotten");
-        assert_eq!([times(9, 4.0), times(30, 10.0)], [0, 2], "0.031 twice, but not within 10 s, and 0.032");
+        assert_eq!([times(9, 4.0), times(30, 9.0)], [0, 2], "0.031 once more before, and 0.032");
+        let later = memory.clone().in_run(second(50));
+        let of_later = |k, s: usize| later.times_left(&plan(k), second(s), 8.0);
+        assert_eq!(
+            [of_later(30, 50), of_later(30, 58), of_later(30, 59)],
+            [1, 1, 0],
+            "what is near counts once, since it began"
+        );
         memory.clamp_times(second(3));
         assert!(memory.left.iter().all(|(_, at)| *at <= second(3)));
     }

@@ -54,7 +54,7 @@ fn a_network_that_falls_is_followed_and_explained_and_so_is_its_return() {
     let after = job.strategy();
     assert!(after.cr() < before.cr(), "{before} to {after}");
     let first = outcomes.iter().find_map(|o| o.decision()).expect("the network is a hundred times slower");
-    assert!(first.reason.starts_with("bandwidth fell from 25 Gbit/s to 249 Mbit/s; "), "{}", first.reason);
+    assert!(first.reason.starts_with("bandwidth fell from 25 Gbit/s to 250 Mbit/s; "), "{}", first.reason);
     for part in [" instead of ", " less time to the same progress", "; dense takes "] {
         assert!(first.reason.contains(part), "{}", first.reason);
     }
