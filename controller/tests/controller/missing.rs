@@ -64,7 +64,9 @@ impl Cluster {
             let agent = &mut self.agents[index];
             let orders = agent.orders(api).await;
             let trial = orders.jobs.first().and_then(|j| j.trial.clone());
-            let mut bodies = vec![agent.steps((version, strategy), (self.step, 10), 50_000.0)];
+            // Steps that are no faster than dense ones would be left for these, whatever the dwell time.
+            let step_us = if strategy.is_dense() { 50_000.0 } else { 20_000.0 };
+            let mut bodies = vec![agent.steps((version, strategy), (self.step, 10), step_us)];
             bodies.push(agent.link(["b", "a"][index], GOOD));
             bodies.extend(trial.map(|t| agent.trial(&t)));
             let ack = agent.report(api, bodies).await;
