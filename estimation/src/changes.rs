@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// some minutes under load.
 const PRIOR_S: f64 = 120.0;
 /// What is seen of a change within so many seconds is one change: latencies, bandwidths and steps show it one after the other.
-const SAME_S: f64 = 10.0;
+pub(crate) const SAME_S: f64 = 10.0;
 
 /// Changes of a network that were seen, as a Poisson process whose rate is gamma-distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]

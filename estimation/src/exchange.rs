@@ -440,8 +440,10 @@ impl Exchange {
         }
         let collectives: BTreeSet<Collective> = of.iter().map(|(strategy, _)| strategy.collective()).collect();
         // One that is tried again after it has deviated does so again.
-        let is_known = self.confirmed && self.knows_network();
-        let again = is_known && self.deviations.iter().any(|of| !of.runs && collectives.contains(&of.collective));
+        let knows_network = self.knows_network();
+        let again = self.confirmed
+            && knows_network
+            && self.deviations.iter().any(|of| !of.runs && collectives.contains(&of.collective));
         // One that deviated takes what is usual again.
         let is_usual_again = || {
             let mut at = self.joint.means();
@@ -459,7 +461,7 @@ impl Exchange {
         // Until latencies have been measured anew it is one change, however far off steps still are.
         let same = !self.confirmed && matches!(self.cause, Cause::Network { .. });
         // What is not known and has been measured anew is learned from whatever steps take.
-        let learns = self.confirmed && !self.knows_network();
+        let learns = self.confirmed && !knows_network;
         if collective {
             if !of_trial {
                 self.cause = Cause::None;
@@ -497,9 +499,10 @@ impl Exchange {
             if !of_trial {
                 self.note_recent(&collectives);
             }
-            match far {
-                true => _ = self.joint.observe_along(places[0].software, seen, around),
-                false => self.joint = learned,
+            if far {
+                self.joint.observe_along(places[0].software, seen, around);
+            } else {
+                self.joint = learned;
             }
             self.end_deviations(&collectives);
         }
@@ -672,8 +675,8 @@ struct Places {
 
 impl Places {
     fn all(&self) -> Vec<usize> {
-        let network = [self.latency, self.bandwidth];
-        let mut all = [&network[..], &[self.backward, self.round_trips, self.software, self.collective]].concat();
+        let mut all =
+            vec![self.latency, self.bandwidth, self.backward, self.round_trips, self.software, self.collective];
         all.extend(self.own);
         all
     }

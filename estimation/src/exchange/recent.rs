@@ -2,13 +2,11 @@
 //! some seconds after steps.
 
 use super::{Exchange, Key, OF_COLLECTIVE};
+use crate::changes::SAME_S;
 use crate::joint::Normal;
 use flexcomm_domain::Collective;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-
-/// Latencies, tests and steps show a change within so many seconds of one another.
-const RECENT_S: f64 = 10.0;
 
 /// What was believed of a collective's factor so long ago.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,7 +20,7 @@ impl Exchange {
     /// So many seconds have passed.
     pub(super) fn age_recent(&mut self, seconds: f64) {
         self.recent.iter_mut().for_each(|recent| recent.seconds += seconds);
-        self.recent.retain(|recent| recent.seconds < RECENT_S);
+        self.recent.retain(|recent| recent.seconds < SAME_S);
     }
 
     /// Steps of these collectives are about to be learned from.
@@ -39,10 +37,9 @@ impl Exchange {
     pub(super) fn undo_recent(&mut self) {
         for Recent { collective, before, .. } in std::mem::take(&mut self.recent) {
             let Some(at) = self.joint.find(&Key::Collective(collective)) else { continue };
-            let moved = before.mean - self.joint.of(at).mean;
-            if moved.abs() > before.sd {
-                self.joint.forget(at, before.sd);
-                self.joint.shift(at, moved);
+            let is = self.joint.of(at);
+            if (is.mean - before.mean).abs() > before.sd {
+                self.joint.revert(at, Normal::new(before.mean, before.sd.max(is.sd)), 0.0);
             }
         }
     }
