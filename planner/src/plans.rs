@@ -1,8 +1,8 @@
 //! A strategy for each group of buckets: what NSGA-II searches.
 //!
 //! Backward hides the exchange of early buckets and never that of the last one: early buckets may stay dense, or nearly, where late
-//! ones are compressed. One ratio for all cannot have both. The search is over what is expected; what it finds is then priced by the
-//! same samples as everything else.
+//! ones are compressed. One ratio for all cannot have both. The search is over what is expected; the best that it finds is improved one
+//! group after the other, and what is found is then priced by the same samples as everything else.
 
 use crate::{JobPolicy, PolicyConfig, Snapshot};
 use flexcomm_domain::spec::MemoryKind;
@@ -13,15 +13,17 @@ use flexcomm_optimizer::nsga::{self, Search, Settings, Start};
 use flexcomm_optimizer::{Evaluated, Terms};
 use std::cell::OnceCell;
 
-/// Plans of a search that are priced.
+/// Plans of a search that are priced,
 const MOST_FOUND: usize = 16;
+/// and that are improved before.
+const IMPROVED: usize = 2;
 /// By so much more, as a share, a plan may cost that has fewer strategies.
 const SAME: f64 = 0.005;
 /// Options that are listed behind another one for the first few groups: the best of those that are one for all.
 const MOST_LISTED: usize = 128;
 /// Bounded by counts and not by a clock, so that the same seed finds the same: some milliseconds, however many buckets and options there
 /// are (`planner/benches/decide.rs`).
-const SETTINGS: Settings = Settings { population: 60, generations: 20, archive: 200, start: Start::Given };
+const SETTINGS: Settings = Settings { population: 60, generations: 10, archive: 200, start: Start::Given };
 
 fn seconds(s: f64) -> Seconds {
     Seconds::new(s.max(0.0)).unwrap_or(Seconds::ZERO)
@@ -182,15 +184,42 @@ impl<'a> Groups<'a> {
         }
     }
 
+    /// With one group after the other given the best option for it, until no other one is better for any.
+    fn improved(&self, mut choice: Vec<usize>, policy: &JobPolicy) -> Vec<usize> {
+        let (groups, options) = (self.genes(), self.cells());
+        let mut price = self.price(&choice);
+        // The last group is the least hidden.
+        let (mut group, mut settled) = (groups - 1, 0);
+        while settled < groups {
+            settled += 1;
+            for option in 0..options {
+                let before = std::mem::replace(&mut choice[group], option);
+                let with = self.price(&choice);
+                if with < price && self.is_admitted(&choice, policy) {
+                    (price, settled) = (with, 1);
+                } else {
+                    choice[group] = before;
+                }
+            }
+            group = (group + groups - 1) % groups;
+        }
+        choice
+    }
+
     /// The best plans by the price among those that NSGA-II finds and the job's limits admit, of which not all groups are alike; best
     /// first.
     pub(crate) fn found(&self, seed: u64, policy: &JobPolicy) -> Vec<Vec<usize>> {
-        let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_else(|_| self.listed().to_vec());
+        let mut found = nsga::choices(self, &SETTINGS, seed).unwrap_or_default();
+        found.extend_from_slice(self.listed());
+        found.retain(|choice| self.is_admitted(choice, policy));
+        let improved: Vec<_> =
+            self.best(found.clone(), IMPROVED).into_iter().map(|choice| self.improved(choice, policy)).collect();
+        found.extend(improved);
         let differs = |choice: &Vec<usize>| {
             let last = choice.windows(2).rposition(|pair| pair[0] != pair[1]);
             last.is_some_and(|group| self.shape.tells_apart(group))
         };
-        found.retain(|choice| self.is_admitted(choice, policy) && differs(choice));
+        found.retain(differs);
         let best = self.best(found, MOST_FOUND).into_iter();
         let found = best.map(|choice| self.simplified(choice, policy)).filter(differs).collect();
         self.best(found, MOST_FOUND)
@@ -444,6 +473,34 @@ mod tests {
         let shape = Shape::new(&[6, 6, 6, 6, 6, 6], &[], Compute::measured(1.0));
         let groups = groups(&shape, 0.6, &options);
         assert_eq!(groups.simplified(vec![0, 0, 0, 0, 0, 1], &policy), [0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn no_other_option_of_one_group_is_better_than_what_is_found() {
+        // Sixty options of eight groups, of which none is good for all: the search alone does not get there.
+        let option = |k: usize| {
+            let share = 0.9f64.powi(k as i32);
+            let each_s = 1e-3 * (1.0 + (k * 7 % 5) as f64);
+            let cost = Cost { each_s, all_s: 0.4 * share, compress_s: 1e-2 * (k * 3 % 4) as f64 };
+            let lost = -share.ln() * (0.3 + 0.02 * (k * 11 % 7) as f64);
+            Expected { cost, lost, steps: 0.24 * lost }
+        };
+        let options: Vec<Expected> = (0..60).map(option).collect();
+        let energies = [0.02, 0.3, 0.05, 0.2, 0.03, 0.1, 0.25, 0.05];
+        let shape = Shape::new(&[4, 1, 2, 6, 1, 3, 9, 2], &energies, Compute::measured(0.2));
+        let groups = groups(&shape, 0.12, &options);
+        let least_gain = Some(0.4);
+        for policy in [JobPolicy::default(), JobPolicy { least_gain, ..JobPolicy::default() }] {
+            let found = groups.found(1, &policy).remove(0);
+            assert!(groups.is_admitted(&found, &policy));
+            let price = groups.price(&found);
+            for (group, option) in (0..8).flat_map(|group| (0..60).map(move |option| (group, option))) {
+                let mut other = found.clone();
+                other[group] = option;
+                let better = groups.price(&other) * (1.0 + SAME) < price * (1.0 - 1e-9);
+                assert!(!better || !groups.is_admitted(&other, &policy), "{other:?} is better than {found:?}");
+            }
+        }
     }
 
     #[test]
