@@ -57,7 +57,7 @@ pub const STEP_WINDOW: u64 = 2048;
 /// Points of loss and accuracy kept per job: one per report, so a day of one report every 20 s.
 pub const PROGRESS: u64 = 5000;
 
-/// Link estimates kept per directed link: at one a second the last 17 minutes.
+/// Link estimates kept per directed link: at one every two seconds the last 34 minutes.
 pub const LINK_HISTORY: u64 = 1024;
 
 /// Intervals kept per job.

@@ -70,8 +70,8 @@ const APART: f64 = 4.0;
 /// with 4 or 5, half from 8 ranks on, as [`gain_over_ranks`] has it.
 const MOST_ENERGY: f64 = 4.0;
 
-/// Steps that arrived within less time say nothing by when they arrived: one report brings those of a second.
-const CLOCK_S: f64 = 3.0;
+/// Steps that arrived within less time say nothing by when they arrived: one report brings those of up to four seconds.
+const CLOCK_S: f64 = 12.0;
 
 /// A rank is silent when its newest steps came so much earlier than another's, in seconds ...
 const SILENT_S: f64 = 10.0;
@@ -540,7 +540,7 @@ pub(crate) mod tests {
     /// that is looked at, by all that is stored.
     #[test]
     fn the_controllers_clock_counts_as_a_claim() {
-        for (step_us, stored) in [(50_000.0, none()), (5_000.0, BTreeMap::from([(0, span((0, 0), (2000, 10)))]))] {
+        for (step_us, stored) in [(150_000.0, none()), (5_000.0, BTreeMap::from([(0, span((0, 0), (3000, 15)))]))] {
             let at = |step: u64, rank: u32, claim_us: f64| StepRow {
                 received: Timestamp(step * step_us as u64),
                 step_us: claim_us,

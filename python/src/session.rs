@@ -9,7 +9,8 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Digest, JobId, Plan, Rank, RunId, Selection, Strategy};
 use flexcomm_exchange::{AutoSelection, Deferred, Leader, LeaderShadows, Param, Shadows, Status, Store, lock};
 use flexcomm_trainer::{
-    AbortCause, Agreement, Answer, Change, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict, takes_energies,
+    AbortCause, Agreement, Answer, Change, Clocks, Control, Costs, Reporter, Tick, Trial, TrialPlan, Verdict,
+    takes_energies,
 };
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -543,7 +544,7 @@ impl Session {
                 self.diverged = false;
                 self.shadows.watch(&plan.candidates);
                 self.leader_shadows.watch(&plan.candidates);
-                self.trial = Some(Trial::start(plan, self.clock.elapsed()));
+                self.trial = Some(Trial::start(plan, Clocks::read(self.clock.elapsed())));
                 Next::TrialStarts
             }
             Change::TrialRefused(plan, why) => {
@@ -562,7 +563,7 @@ impl Session {
 
     fn end_trial(&mut self, cause: Option<AbortCause>) -> Next {
         let Some(trial) = self.trial.take() else { return Next::Train };
-        let at = self.clock.elapsed();
+        let at = Clocks::read(self.clock.elapsed());
         self.defer(None, Event::Ended(Box::new(Ended { trial, cause, at })));
         Next::TrialEnds
     }

@@ -1,7 +1,7 @@
 //! Deferred telemetry: a session's events are reported in order, although the times of a GPU's steps are known a step or two late.
 
 use crate::session::Session;
-use flexcomm_trainer::{AbortCause, Costs, InForce, Tick, Trial, TrialTick};
+use flexcomm_trainer::{AbortCause, Clocks, Costs, InForce, Tick, Trial, TrialTick};
 use pyo3::prelude::*;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Ended {
     pub trial: Trial,
     pub cause: Option<AbortCause>,
-    pub at: Duration,
+    pub at: Clocks,
 }
 
 /// What is reported after all that was deferred before it.

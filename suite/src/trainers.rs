@@ -18,8 +18,8 @@ use flexcomm_domain::spec::CompressorSpec;
 use flexcomm_domain::{Family, JobId, Rank, RunId, Strategy};
 use flexcomm_exchange::{How, LeaderShadows, Param, Shadows};
 use flexcomm_trainer::{
-    ANSWER_BYTES, AbortCause, Agreement, Answer, Change, Control, Costs, InForce, MESSAGE_BYTES, OrdersSlot, Telemetry,
-    Tick, Trial, TrialPlan, Verdict, squared_norm, takes_energies,
+    ANSWER_BYTES, AbortCause, Agreement, Answer, Change, Clocks, Control, Costs, InForce, MESSAGE_BYTES, OrdersSlot,
+    Telemetry, Tick, Trial, TrialPlan, Verdict, squared_norm, takes_energies,
 };
 use flexcomm_truth::coefficients::{CodecSeconds, Coefficients};
 use flexcomm_truth::job::{self, Do, RankTimes};
@@ -415,7 +415,8 @@ impl<'a> Trainers<'a> {
             shadows.watch(&plan.candidates);
             leader_shadows.watch(&plan.candidates);
         }
-        let averages = (0..self.each.len()).map(|rank| Trial::start(plan.clone(), self.now(rank))).collect();
+        let averages =
+            (0..self.each.len()).map(|rank| Trial::start(plan.clone(), Clocks::simulated(self.now(rank)))).collect();
         self.trial = Some(Running { saved: self.ranks.save(), averages, finite: vec![true; self.each.len()] });
     }
 
@@ -423,7 +424,7 @@ impl<'a> Trainers<'a> {
         let Some(Running { saved, averages, .. }) = self.trial.take() else { return };
         self.ranks.restore(&saved);
         for (rank, averages) in averages.into_iter().enumerate() {
-            let report = averages.finish((&self.job, Rank(rank as u32)), cause, self.now(rank));
+            let report = averages.finish((&self.job, Rank(rank as u32)), cause, Clocks::simulated(self.now(rank)));
             context.send(rank, [self.each[rank].telemetry.trial(report)]);
         }
     }

@@ -250,7 +250,7 @@ fn what_trainers_say_passes_the_checks_of_the_wire_and_is_the_same_each_time() {
         kinds[kind] += 1;
         body.check().unwrap();
     }
-    // Reports of steps come once a second, and more often while they are news.
+    // Reports of steps come every one to four seconds, and more often while they are news.
     let seconds = ran.ends[89];
     assert!(kinds[0] as f64 > 3.0 * seconds && (kinds[0] as f64) < 15.0 * seconds, "{kinds:?} in {seconds} s");
     assert_eq!((kinds[1], kinds[2]), (3, 3 + 3 * 2 + 2), "{kinds:?}");

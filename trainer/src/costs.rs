@@ -80,7 +80,7 @@ impl Costs {
     /// Of a trial's iteration: waiting for late ranks is not the collective.
     pub fn measured(&self) -> Measured {
         let sync = self.sync.saturating_sub(self.wait.unwrap_or_default());
-        Measured { energy: self.energy, comp_us: us(self.comp), sync_us: us(sync) }
+        Measured { energy: self.energy, comp_us: us(self.comp), sync_us: us(sync), bytes: self.bytes }
     }
 }
 

@@ -28,4 +28,4 @@ pub use message::{AbortCause, Announced, ControlMessage, MAX_ITERATIONS, MESSAGE
 pub use orders::{News, OrdersSlot};
 pub use report::Reporter;
 pub use telemetry::{LEAST_GAIN, Telemetry};
-pub use trial::{Measured, Trial};
+pub use trial::{Clocks, Measured, Trial};

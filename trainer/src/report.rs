@@ -217,7 +217,17 @@ mod tests {
             };
             let job = JobId::new("j").unwrap();
             let outcomes = vec![outcome];
-            reporter.trial(TrialReport { job, rank: 2, id: 7, outcomes, aborted: None, cost_us: 9.0, shadow_us: None });
+            reporter.trial(TrialReport {
+                job,
+                rank: 2,
+                id: 7,
+                outcomes,
+                aborted: None,
+                cost_us: 9.0,
+                bytes: None,
+                cpu_us: None,
+                shadow_us: None,
+            });
             [1, 2].into_iter().for_each(|ms| reporter.shadows_took(Duration::from_millis(ms)));
             reporter.shadows(&[kept(ran, 2.0), kept(only, 0.0)]);
             reporter.shadows(&[kept(only, 4.0)]);

@@ -60,10 +60,10 @@ impl Telemetry {
 
     /// The steps that have gathered.
     pub fn flush(&mut self, now: Duration) -> Option<FromTrainer> {
-        self.last_flush = now;
+        let waited = now.saturating_sub(std::mem::replace(&mut self.last_flush, now));
         let steps = std::mem::take(&mut self.pending);
         let (version, plan) = self.running.as_ref().filter(|_| !steps.is_empty())?;
-        self.pace.reported(&steps);
+        self.pace.reported(waited, &steps);
         let (job, rank, version, strategy) = (self.job.clone(), self.rank.0, version.0, plan.into());
         Some(FromTrainer::Steps(StepsReport { job, rank, version, strategy, steps }))
     }
@@ -90,7 +90,8 @@ impl Telemetry {
     /// the agent would drop, the beginning is sent.
     pub fn trial_refused(&mut self, id: u64, why: &str) -> FromTrainer {
         let (job, rank, aborted) = (self.job.clone(), self.rank.0, Some(why.chars().take(MAX_TEXT).collect()));
-        self.trial(TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0, shadow_us: None })
+        let (bytes, cpu_us, shadow_us) = Default::default();
+        self.trial(TrialReport { job, rank, id, outcomes: Vec::new(), aborted, cost_us: 0.0, bytes, cpu_us, shadow_us })
     }
 
     /// The shadows that begin are not those of the newest trial's candidates.

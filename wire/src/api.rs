@@ -362,9 +362,10 @@ pub struct ExperimentView {
     /// The same over the seconds of the run; of tests times 2/n for n nodes of the job, since a test occupies two of them and several
     /// run at once.
     pub share: f64,
-    /// Bytes that tests sent, both directions together; null of trials, of which it is not counted.
+    /// Bytes that tests sent, both directions together, and that rank 0 sent in live trials; null of shadow trials, which send next to
+    /// nothing, and where a trainer does not report it.
     pub bytes: Option<u64>,
-    /// Processor time of tests, seconds, at the end that began them; null of trials, of which it is not counted.
+    /// Processor time, seconds: of tests at the end that began them, of trials of rank 0; null where a trainer does not report it.
     pub cpu_s: Option<f64>,
 }
 

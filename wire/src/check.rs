@@ -267,6 +267,9 @@ fn trial(r: &TrialReport) -> Checked {
     integer("id", r.id)?;
     within("cost_us", r.cost_us, 0.0..=MAX_TRIAL_US)?;
     within("shadow_us", r.shadow_us.unwrap_or_default(), 0.0..=MAX_TRIAL_US)?;
+    integer("bytes", r.bytes.unwrap_or_default())?;
+    // Of all processors of a node.
+    within("cpu_us", r.cpu_us.unwrap_or_default(), 0.0..=1024.0 * MAX_TRIAL_US)?;
     text("aborted", r.aborted.as_deref())?;
     if r.outcomes.len() > MAX_CANDIDATES {
         return bad(format!("{} outcomes of a trial, at most {MAX_CANDIDATES}", r.outcomes.len()));
@@ -447,6 +450,8 @@ mod tests {
                     outcomes,
                     aborted: None,
                     cost_us: 0.0,
+                    bytes: None,
+                    cpu_us: None,
                     shadow_us: None,
                 })
             };

@@ -27,7 +27,7 @@ pub const PROTOCOL: u32 = 3;
 /// Most reports in one batch: bounds the controller's transaction.
 pub const MAX_BATCH: usize = 512;
 
-/// Most step records in one report: a second of steps at 4 ms each.
+/// Most step records in one report: four seconds of steps at 16 ms each.
 pub const MAX_STEPS: usize = 256;
 
 /// Longest line on the trainer's socket, in bytes.

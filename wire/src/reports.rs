@@ -223,6 +223,14 @@ pub struct ThroughputReport {
     pub error: Option<String>,
 }
 
+impl ThroughputReport {
+    /// Payload from this node to the peer, and back; of older agents half of it each.
+    pub fn bytes_of_ways(&self) -> [u64; 2] {
+        let out = self.out_bytes.unwrap_or(self.bytes / 2).min(self.bytes);
+        [out, self.bytes - out]
+    }
+}
+
 /// The hops to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
@@ -375,6 +383,12 @@ pub struct TrialReport {
     pub aborted: Option<String>,
     /// Snapshot, iterations and restore together.
     pub cost_us: f64,
+    /// Bytes that this rank sent in its iterations. Absent from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Processor time of this rank's process from the snapshot to the restore. Absent from older trainers and where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_us: Option<f64>,
     /// What its shadows took of steps so far, on the rank's processors: waiting for a GPU is not in it. Absent from older trainers and where
     /// none looked at gradients here.
     #[serde(default, skip_serializing_if = "Option::is_none")]

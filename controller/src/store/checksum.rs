@@ -224,6 +224,8 @@ pub(super) mod tests {
             outcomes: vec![],
             aborted: Some("no time".into()),
             cost_us: 1.5,
+            bytes: None,
+            cpu_us: None,
             shadow_us: None,
         };
         let mut db = store.write.connection().await;

@@ -16,9 +16,10 @@ pub struct ExperimentRow {
     pub count: u64,
     /// Seconds: of tests those that they lasted, of live trials those without training, of shadow trials those of rank 0's steps.
     pub seconds: f64,
-    /// Bytes that tests sent, and of tests that failed at most; `None` of trials, whose reports do not say.
+    /// Bytes that tests sent, of tests that failed at most, and that rank 0 sent in live trials; `None` of shadow trials, and where no
+    /// report says.
     pub bytes: Option<u64>,
-    /// Processor time of tests, at the end that began them; `None` of trials, whose reports do not say.
+    /// Processor time of tests, at the end that began them, and of rank 0 in trials; `None` where no report says.
     pub cpu_s: Option<f64>,
 }
 
@@ -27,10 +28,10 @@ row!(ExperimentRow { kind, count, seconds, bytes, cpu_s });
 impl Store {
     /// What a job's experiments took, by kind.
     pub async fn experiments(&self, job: &JobId) -> Result<Vec<ExperimentRow>> {
-        // Of trials both are stored as 0.
+        // Of trials what is not known is stored as 0.
         let text = "SELECT kind, sum(count) AS count, sum(seconds) AS seconds,
-            CASE kind WHEN 'throughput-test' THEN sum(bytes) END AS bytes,
-            CASE kind WHEN 'throughput-test' THEN sum(cpu_s) END AS cpu_s
+            CASE kind WHEN 'throughput-test' THEN sum(bytes) ELSE nullif(sum(bytes), 0) END AS bytes,
+            CASE kind WHEN 'throughput-test' THEN sum(cpu_s) ELSE nullif(sum(cpu_s), 0.0) END AS cpu_s
             FROM experiments WHERE job = $1 GROUP BY kind";
         sql!("read what experiments took", text, job).fetch_all(&self.read).await
     }
@@ -52,19 +53,27 @@ pub(super) async fn add_test(db: &mut SqliteConnection, node: &NodeName, r: &Thr
     sql!("store what a test took", text, node, r.peer, took_s, r.bytes, cpu_s).execute(db).await
 }
 
-/// Takes note of what a trial took by rank 0's newest report of it: all ranks are in it together. Bytes and processor time, which reports
-/// of trials do not have, are stored as 0 and read as absent.
+/// Takes note of what a trial took by rank 0's newest report of it: all ranks are in it together. Bytes and processor time that the report
+/// does not have are stored as 0 and read as absent.
 pub(super) async fn put_trial(db: &mut SqliteConnection, r: &TrialReport) -> Result<()> {
     if r.rank != 0 {
         return Ok(());
     }
     let ran = r.cost_us > 0.0;
     let shadowed = r.outcomes.iter().any(|outcome| outcome.shadow_gain.is_some());
-    let kinds = [("live-trial", ran, r.cost_us), ("shadow-trial", shadowed, r.shadow_us.unwrap_or_default())];
-    for (kind, _, us) in kinds.into_iter().filter(|(_, has, _)| *has) {
+    let shadow_us = r.shadow_us.unwrap_or_default();
+    let (bytes, cpu_us) = (r.bytes.unwrap_or_default(), r.cpu_us.unwrap_or_default());
+    let kinds = [
+        ("live-trial", ran, r.cost_us, bytes, cpu_us),
+        // They run on the rank's processors, and send next to nothing.
+        ("shadow-trial", shadowed, shadow_us, 0, shadow_us),
+    ];
+    for (kind, _, us, bytes, cpu_us) in kinds.into_iter().filter(|(_, has, ..)| *has) {
         let text = "INSERT OR REPLACE INTO experiments (job, kind, id, count, seconds, bytes, cpu_s)
-            VALUES ($1, $2, $3, 1, $4, 0, 0.0)";
-        sql!("store what a trial took", text, r.job, kind, r.id, us * 1e-6).execute(&mut *db).await?;
+            VALUES ($1, $2, $3, 1, $4, $5, $6)";
+        sql!("store what a trial took", text, r.job, kind, r.id, us * 1e-6, bytes, cpu_us * 1e-6)
+            .execute(&mut *db)
+            .await?;
     }
     Ok(())
 }

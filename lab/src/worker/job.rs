@@ -6,7 +6,7 @@ use super::state::{Saved, StepOutcome, Training};
 use anyhow::{Context, Result};
 use flexcomm_domain::{JobId, Rank, Strategy};
 use flexcomm_exchange::{LeaderShadows, Shadows};
-use flexcomm_trainer::{AbortCause, Answer, Change, Control, Reporter, Tick, Trial, TrialPlan, Verdict};
+use flexcomm_trainer::{AbortCause, Answer, Change, Clocks, Control, Reporter, Tick, Trial, TrialPlan, Verdict};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -308,12 +308,12 @@ impl Job {
         tracing::info!(trial = plan.id, candidates = plan.candidates.len(), "live trial");
         self.shadows.watch(&plan.candidates);
         self.leader_shadows.watch(&plan.candidates);
-        Running { averages: Trial::start(plan, now), saved: self.training.save(), finite: true }
+        Running { averages: Trial::start(plan, Clocks::read(now)), saved: self.training.save(), finite: true }
     }
 
     fn end_trial(&mut self, trial: Option<Running>, cause: Option<AbortCause>, now: Duration) {
         let Some(Running { averages, saved, .. }) = trial else { return };
         self.training.restore(&saved);
-        self.reporter.trial(averages.finish((&self.name, self.rank), cause, now));
+        self.reporter.trial(averages.finish((&self.name, self.rank), cause, Clocks::read(now)));
     }
 }

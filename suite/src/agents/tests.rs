@@ -135,7 +135,9 @@ impl Bench {
                 let outcomes = trial.candidates.iter().map(outcome).collect();
                 let (rank, cost_us) = (rank as u32, 1e6);
                 let job = job.clone();
-                let report = TrialReport { job, rank, id: trial.id, outcomes, aborted: None, cost_us, shadow_us: None };
+                let (bytes, cpu_us, shadow_us) = Default::default();
+                let report =
+                    TrialReport { job, rank, id: trial.id, outcomes, aborted: None, cost_us, bytes, cpu_us, shadow_us };
                 messages.push(FromTrainer::Trial(report));
             }
         }

@@ -303,6 +303,8 @@ impl Agent {
             outcomes: order.candidates.iter().map(outcome).collect(),
             aborted: None,
             cost_us: 1e5,
+            bytes: Some(3_000_000),
+            cpu_us: Some(2e5),
             shadow_us: None,
         })
     }
