@@ -5,7 +5,8 @@
 //!   charged to both ends with the most that it can cost before it is granted, and with what its bytes took at the
 //!   measured rate when its report is there. A test whose report never comes stays charged in full.
 //! - Accounts outlive silence of their nodes and, stored, restarts of the controller.
-//! - Tests of links that changed, and those that are expected to save a job twice what they take, may overdraw.
+//! - Tests of links that changed, and those that are expected to save a job twice what they take, may overdraw. So may now and then, for at
+//!   most half of the share, tests of nodes of a job that have not been tested for long.
 //! - The pair that waited longest goes first. When it cannot pay yet, its nodes save up for it: pairs that are
 //!   cheaper do not starve it.
 
@@ -60,6 +61,16 @@ const BELIEVED: f64 = 2.0;
 /// What a test is expected to save is at least so many times what it takes, seconds of both NICs.
 const WORTH: f64 = 2.0;
 
+/// Nodes of a job that have not been tested for so long, seconds, may overdraw: a job whose messages are small sees nothing of a network that
+/// has become faster.
+const OLDEST_S: f64 = 25.0;
+
+/// And for so many times as long as accounts take to pay for it.
+const OLDEST_PAID: f64 = 2.0;
+
+/// A test after a short one has at most so many times its bytes: what that found may be a shaper's token bucket.
+const GROWTH: u64 = 16;
+
 /// An account is stored again when it has moved by this much, in seconds' worth.
 const STORE_AFTER_S: f64 = 30.0;
 
@@ -95,6 +106,10 @@ pub struct Known {
     pub suspect: bool,
     /// What a test is expected to save the job that runs over it, seconds: the most of several jobs.
     pub worth_s: f64,
+    /// Whether ranks of a job run on both nodes.
+    pub of_job: bool,
+    /// Whether the newest test was over so soon that it tells little.
+    pub is_short: bool,
 }
 
 /// What a test spent.
@@ -108,8 +123,8 @@ pub struct Spent {
 
 impl From<&ThroughputReport> for Spent {
     fn from(r: &ThroughputReport) -> Self {
-        let out = r.out_bytes.unwrap_or(r.bytes / 2).min(r.bytes);
-        Self { grant: r.grant, ways: [(out, r.out_bps), (r.bytes - out, r.back_bps)] }
+        let [out, back] = r.bytes_of_ways();
+        Self { grant: r.grant, ways: [(out, r.out_bps), (back, r.back_bps)] }
     }
 }
 
@@ -143,6 +158,14 @@ struct Account {
     worth_it_at: Timestamp,
 }
 
+/// When a node was tested last.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tested {
+    at: Timestamp,
+    /// When one followed a short test that may overdraw for that.
+    followed_at: Timestamp,
+}
+
 impl Account {
     fn new(account: ShareAccount, stored_s: Option<f64>) -> Self {
         Self { account, stored_s, worth_it: 0, worth_it_at: Timestamp::default() }
@@ -158,6 +181,9 @@ pub struct Scheduler {
     active: Vec<Active>,
     overdue: BTreeMap<u64, Active>,
     past: BTreeMap<Pair, Past>,
+    tested: BTreeMap<NodeName, Tested>,
+    /// The part of the share, 0 to 1, that echoes and traces take.
+    other_probes: f64,
     accounts: BTreeMap<NodeName, Account>,
 }
 
@@ -165,12 +191,16 @@ impl Scheduler {
     /// Nothing runs; ids start after `first_id`, which must grow from start to start.
     pub fn new(config: RawProbes, first_id: u64) -> Self {
         let rules = ShareRules::new(config.budget_share, MAX_TEST_S);
-        let (active, overdue, past, accounts) = Default::default();
-        Self { config, rules, next_id: first_id, active, overdue, past, accounts }
+        let (active, overdue, past, tested, other_probes, accounts) = Default::default();
+        Self { config, rules, next_id: first_id, active, overdue, past, tested, other_probes, accounts }
     }
 
     /// Takes note of a test that was stored before the start.
     pub fn seed(&mut self, pair: Pair, at: Timestamp) {
+        for node in [&pair.0, &pair.1] {
+            let tested = self.tested.entry(node.clone()).or_default();
+            tested.at = tested.at.max(at);
+        }
         let past = self.past.entry(pair).or_default();
         past.at = past.at.max(at);
         past.count += 1;
@@ -204,6 +234,7 @@ impl Scheduler {
     /// A node was forgotten: its tests are no history of a new node of that name. Its debt is.
     pub fn forget(&mut self, node: &NodeName) {
         self.past.retain(|pair, _| !pair.has(node));
+        self.tested.remove(node);
     }
 
     /// A test has ended, as the node says that ran it. The other end pays for no more than it can have cost: what was held
@@ -242,6 +273,7 @@ impl Scheduler {
     /// Ends what has expired or lost an end, and grants what is due. `other_probes` is the part of the share, 0 to 1,
     /// that echoes and traces take.
     pub fn tick(&mut self, now: Timestamp, live: &[NodeName], known: &BTreeMap<Pair, Known>, other_probes: f64) {
+        self.other_probes = other_probes;
         self.end_overdue(now, &live.iter().collect());
         self.grow(now, live, other_probes);
         self.trust(now, known);
@@ -252,10 +284,15 @@ impl Scheduler {
             if taken.contains(&pair.0) || taken.contains(&pair.1) {
                 continue;
             }
-            taken.extend([pair.0.clone(), pair.1.clone()]);
-            let bytes = self.next_budget(&pair, &link);
+            let bytes = self.next_budget(&pair, &link, now);
             let cost = self.cost_s(bytes, &link);
-            if self.may_pay(&pair, cost, need) {
+            let pays = self.may_pay(&pair, cost, need);
+            // No node saves up for a test that is only overdue.
+            if !pays && need == Need::Pressing && !self.is_worth_it(&link) {
+                continue;
+            }
+            taken.extend([pair.0.clone(), pair.1.clone()]);
+            if pays {
                 self.grant((pair, &link, need), (bytes, cost.1), now);
             }
         }
@@ -305,14 +342,18 @@ impl Scheduler {
         link.suspect && self.past.get(pair).is_none_or(|p| p.suspected < SUSPECT_TESTS)
     }
 
+    /// Whether the last test was too small to know the link well.
+    fn is_approximate(&self, last: &Past, link: &Known) -> bool {
+        link.is_short || last.bytes.is_some_and(|bytes| bytes.saturating_mul(APPROXIMATE) < self.budget(link))
+    }
+
     /// How long after its last test a link is due again, in seconds.
     fn wait_s(&self, last: &Past, link: &Known, need: Need) -> f64 {
-        let approximate = last.bytes.is_some_and(|bytes| bytes.saturating_mul(APPROXIMATE) < self.budget(link));
         match link {
             // Suspicion never makes a link wait longer than trust would: it would grow old while its job is in trouble.
             Known { suspect: true, .. } => wait_after_s(last.suspected).min(self.config.retest_s as f64),
             Known { bandwidth_bps: None, .. } => FAILED_RETEST_S,
-            _ if approximate || need == Need::Pressing => SUSPECT_RETEST_S,
+            _ if self.is_approximate(last, link) || need == Need::Pressing => SUSPECT_RETEST_S,
             _ => self.config.retest_s as f64,
         }
     }
@@ -350,10 +391,21 @@ impl Scheduler {
     }
 
     /// Bytes of the next test of a pair.
-    fn next_budget(&self, pair: &Pair, link: &Known) -> u64 {
-        let first = link.suspect && self.past.get(pair).is_some_and(|past| past.suspected == 0);
-        let whole_s = self.config.test_ms as f64 * 1e-3;
-        self.budget_of(link, if first { FIRST_LOOK_S.min(whole_s) } else { whole_s })
+    fn next_budget(&self, pair: &Pair, link: &Known, now: Timestamp) -> u64 {
+        let past = self.past.get(pair);
+        if link.suspect && past.is_some_and(|past| past.suspected == 0) {
+            return self.budget_of(link, FIRST_LOOK_S.min(self.config.test_ms as f64 * 1e-3));
+        }
+        if let Some(last) = past.and_then(|past| past.bytes).filter(|_| link.is_short) {
+            return last.saturating_mul(GROWTH).clamp(self.config.min_bytes, self.config.max_bytes);
+        }
+        let is_overlooked = !self.is_worth_it(link) && self.is_overlooked(pair, link, now);
+        if is_overlooked { self.least_budget(link) } else { self.budget(link) }
+    }
+
+    /// The fewest bytes that do not leave a link known approximately.
+    fn least_budget(&self, link: &Known) -> u64 {
+        self.budget(link).div_ceil(APPROXIMATE).max(self.config.min_bytes)
     }
 
     /// What a test should cost each end and what it may cost at most, in seconds' worth of the share.
@@ -372,8 +424,24 @@ impl Scheduler {
         match link {
             _ if self.is_urgent(pair, link) || link.bandwidth_bps.is_none() => Need::Urgent,
             _ if self.is_worth_it(link) && self.has_waited(pair, now) => Need::Pressing,
+            _ if self.is_overlooked(pair, link, now) || self.is_to_be_followed(pair, link, now) => Need::Pressing,
             _ => Need::Routine,
         }
+    }
+
+    /// Whether a job runs on two nodes that have not been tested for long.
+    fn is_overlooked(&self, pair: &Pair, link: &Known, now: Timestamp) -> bool {
+        let (cost_s, _) = self.cost_s(self.least_budget(link), link);
+        let paid_s = cost_s / (self.rules.growth() - self.other_probes).max(0.0);
+        let oldest_s = OLDEST_S.max(self.config.retest_s as f64).max(OLDEST_PAID * paid_s);
+        let is_old = |node| self.tested.get(node).is_none_or(|tested| now.since(tested.at).get() >= oldest_s);
+        link.of_job && is_old(&pair.0) && is_old(&pair.1)
+    }
+
+    /// Whether a job runs on two nodes whose test was too short: one that follows may overdraw as seldom.
+    fn is_to_be_followed(&self, pair: &Pair, link: &Known, now: Timestamp) -> bool {
+        let is_old = |node| self.tested.get(node).is_none_or(|tested| now.since(tested.followed_at).get() >= OLDEST_S);
+        link.of_job && link.is_short && is_old(&pair.0) && is_old(&pair.1)
     }
 
     /// Whether a test is expected to save more than it takes.
@@ -391,10 +459,16 @@ impl Scheduler {
     }
 
     fn grant(&mut self, (pair, link, need): (Pair, &Known, Need), (bytes, held_s): (u64, f64), now: Timestamp) {
+        let is_worth_it = need == Need::Pressing && self.is_worth_it(link);
         for node in [&pair.0, &pair.1] {
+            let tested = self.tested.entry(node.clone()).or_default();
+            tested.at = now;
+            if need == Need::Pressing && link.is_short {
+                tested.followed_at = now;
+            }
             let Some(entry) = self.accounts.get_mut(node) else { continue };
             entry.account.charge(held_s);
-            if need == Need::Pressing {
+            if is_worth_it {
                 (entry.worth_it, entry.worth_it_at) = (entry.worth_it.saturating_add(1), now);
             }
         }

@@ -58,10 +58,11 @@ pub fn merge(links: &[LinkRow], tests: &[TestRow], now: Timestamp) -> LinkMap {
 }
 
 /// The bandwidth of a direction: the newest test's, whichever end made it, or that of the other end about the same time where that is
-/// somewhat faster. A lower bound counts where nothing else is known, and where it is newer and above.
+/// somewhat faster. A lower bound counts where nothing else is known, and where it is newer and above; a short test where nothing else is
+/// known, and where it is newer and below.
 fn found(tests: &[&TestRow]) -> Option<Found> {
     let of = |test: &&TestRow| Found { bandwidth_bps: test.bandwidth_bps, at: test.received };
-    let exact = || tests.iter().filter(|test| !test.is_lower_bound);
+    let exact = || tests.iter().filter(|test| !test.is_lower_bound && !test.is_short);
     let newest = exact().max_by_key(|test| test.received);
     let is_near = |test: &&&TestRow| {
         newest.is_some_and(|newest| {
@@ -71,10 +72,14 @@ fn found(tests: &[&TestRow]) -> Option<Found> {
     };
     let faster = exact().filter(is_near).max_by(|a, b| a.bandwidth_bps.total_cmp(&b.bandwidth_bps));
     let known = newest.zip(faster).map(|(newest, faster)| Found { at: newest.received, ..of(faster) });
-    let bounds = tests.iter().filter(|test| test.is_lower_bound).map(of);
+    let bounds = tests.iter().filter(|test| test.is_lower_bound && (!test.is_short || known.is_none())).map(of);
     let above = bounds
         .filter(|bound| known.is_none_or(|known| bound.at > known.at && bound.bandwidth_bps > known.bandwidth_bps));
-    above.max_by(|a, b| a.bandwidth_bps.total_cmp(&b.bandwidth_bps)).or(known)
+    let short = tests.iter().filter(|test| test.is_short && !test.is_lower_bound).map(of);
+    let below = short
+        .filter(|short| known.is_none_or(|known| short.at > known.at && short.bandwidth_bps < known.bandwidth_bps));
+    let above = above.max_by(|a, b| a.bandwidth_bps.total_cmp(&b.bandwidth_bps));
+    above.or(below.max_by_key(|short| short.at)).or(known)
 }
 
 /// Both ends of a link measure the same round trip. Where they differ by more than this factor one of them is wrong.
@@ -176,7 +181,8 @@ pub fn differing(links: &LinkMap, tests: &[TestRow], nodes: &[NodeName]) -> Vec<
         }
     }
     for ((src, dst), tests) in by_link(tests) {
-        let by = |end: &NodeName| tests.iter().find(|test| test.reporter == *end && !test.is_lower_bound);
+        let by =
+            |end: &NodeName| tests.iter().find(|test| test.reporter == *end && !test.is_lower_bound && !test.is_short);
         let apart = by(src).zip(by(dst)).is_some_and(|(a, b)| differ(a.bandwidth_bps, b.bandwidth_bps));
         if apart && of_job.contains(src) && of_job.contains(dst) {
             against.extend([(src, dst), (dst, src)]);
@@ -298,7 +304,7 @@ pub fn with_tests(mut links: Links, nodes: &[NodeName], tests: &[TestRow]) -> Li
     let test = |row: &TestRow| {
         let (from, to) = (*numbers.get(&row.src)?, *numbers.get(&row.dst)?);
         let (bandwidth, is_lower_bound) = (Bandwidth::new(row.bandwidth_bps).ok()?, row.is_lower_bound);
-        Some(LinkTest { from, to, bandwidth, is_lower_bound, at: row.received })
+        Some(LinkTest { from, to, bandwidth, is_lower_bound, is_short: row.is_short, at: row.received })
     };
     links.tests = tests.iter().filter_map(test).collect();
     links.tests.sort_by_key(|test| test.at);
@@ -336,8 +342,8 @@ pub(crate) mod tests {
     /// Of a direction by its first end, at the time 0, when its latency was 1 ms.
     pub(crate) fn test(src: &str, dst: &str, bandwidth_bps: f64) -> TestRow {
         let (src, dst, received) = (node(src), node(dst), Timestamp(0));
-        let (reporter, is_lower_bound, latency_us) = (src.clone(), false, Some(1000.0));
-        TestRow { src, dst, reporter, bandwidth_bps, is_lower_bound, received, latency_us }
+        let (reporter, is_lower_bound, is_short, latency_us) = (src.clone(), false, false, Some(1000.0));
+        TestRow { src, dst, reporter, bandwidth_bps, is_lower_bound, is_short, received, latency_us }
     }
 
     fn by(reporter: &str, test: TestRow) -> TestRow {
@@ -353,6 +359,21 @@ pub(crate) mod tests {
 
     fn merged(rows: &[LinkRow]) -> LinkMap {
         merge(rows, &[], Timestamp(0))
+    }
+
+    #[test]
+    fn a_short_test_counts_where_it_is_slower_or_nothing_else_is_known() {
+        let of = |short_bps, second: u64| {
+            let whole = test("a", "b", 40e6);
+            let received = Timestamp(second * 1_000_000);
+            let short = TestRow { is_short: true, received, ..test("a", "b", short_bps) };
+            (found(&[&whole, &short]).unwrap().bandwidth_bps, found(&[&short]).unwrap().bandwidth_bps)
+        };
+        assert_eq!(of(638e6, 5), (40e6, 638e6), "a token bucket may have let it pass");
+        assert_eq!(of(10e6, 5), (10e6, 10e6));
+        let later = TestRow { received: Timestamp(9_000_000), ..test("a", "b", 40e6) };
+        let short = TestRow { is_short: true, ..test("a", "b", 10e6) };
+        assert_eq!(found(&[&later, &short]).unwrap().bandwidth_bps, 40e6, "it is older");
     }
 
     #[test]

@@ -19,12 +19,13 @@ const MOST_LISTED: usize = 3;
 /// Settings of the planner that a decision is decided again under, in the place of those recorded.
 pub type Settings = serde_json::Map<String, Value>;
 
-/// Reads settings as `KEY=VALUE`, VALUE as JSON or as a text; of several for a key the last counts. An error names the argument, or
+/// Reads settings as `KEY=VALUE`, KEY as in the configuration or without its `planner.`, VALUE as JSON or as a text; of several for a key the last counts. An error names the argument, or
 /// those that do not go together, and what is wrong.
 pub fn settings(arguments: &[String]) -> Result<Settings, String> {
     let mut settings = Settings::new();
     for argument in arguments {
         let (key, value) = argument.split_once('=').ok_or_else(|| format!("{argument}: expected KEY=VALUE"))?;
+        let key = key.strip_prefix("planner.").unwrap_or(key);
         if let Some(replacement) = Config::replacement(key) {
             return Err(format!("{argument}: {key} is no longer used; in its place: {replacement}"));
         }
@@ -423,6 +424,7 @@ mod tests {
             ("confidence=\"a\"", "invalid type"),
             ("confidence=0.1", "allowed is 0.5 to 0.999"),
             ("hysteresis=0.1", "no longer used; in its place: planner.confidence"),
+            ("planner.hysteresis=0.1", "no longer used; in its place: planner.confidence"),
         ] {
             let error = read(argument).unwrap_err();
             assert!(error.starts_with(argument) && error.contains(said), "{error}");

@@ -23,7 +23,8 @@ const ON_THE_WIRE: f64 = 1.1;
 pub enum Need {
     /// It waits until it is paid.
     Routine,
-    /// It is expected to save twice what it takes: it may overdraw, but leaves room for what is urgent.
+    /// It is expected to save twice what it takes, or nothing has been measured for long: it may overdraw, but leaves room for what is
+    /// urgent.
     Pressing,
     /// Something has changed: it may overdraw as far as anything may.
     Urgent,

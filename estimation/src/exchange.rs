@@ -17,6 +17,7 @@
 
 mod deviations;
 mod recent;
+mod throughput;
 
 use crate::draws::{DRAWS, Draws};
 use crate::joint::{Joint, Normal, Row};
@@ -27,6 +28,8 @@ use flexcomm_domain::{Collective, CompressionRatio, Selector, Strategy};
 use recent::Recent;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use throughput::SHORT_SD;
+pub use throughput::{TestKind, test_sd};
 
 /// Seconds on the critical path of the exchange of a whole gradient: latencies as measured, bandwidths as expected when it was reckoned.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -66,8 +69,6 @@ const MOST_KNOWN: usize = 24;
 const LATENCY_SD: f64 = 0.15;
 /// and throughput tests by so much.
 const BANDWIDTH_SD: f64 = 0.25;
-/// What is faster than believed may be faster still, where a test is a lower bound.
-const LOWER_BOUND_SD: f64 = 0.5;
 /// After so long a network that does not change has moved by as much as a test is off, seconds.
 pub const TEST_TELLS_S: f64 = BANDWIDTH_SD * BANDWIDTH_SD / WALK;
 /// How a network moves without changing: variance per second.
@@ -156,13 +157,6 @@ pub struct Waits {
     pub of_plans: Vec<Vec<f64>>,
     /// Logarithms of seconds per byte.
     pub bandwidth: Vec<f64>,
-}
-
-/// By how much so many throughput tests are off about what all NICs have in common: each by its own error, and by half of what its two NICs
-/// differ by, of so many pairs of nodes.
-pub fn test_sd(is_lower_bound: bool, tests: f64, pairs: f64) -> f64 {
-    let own = if is_lower_bound { LOWER_BOUND_SD } else { BANDWIDTH_SD };
-    (own / tests.sqrt()).hypot(OF_NIC.sd / (2.0 * tests.min(pairs)).sqrt())
 }
 
 /// What is believed of a job's exchanges.
@@ -330,9 +324,8 @@ impl Exchange {
         }
     }
 
-    /// Takes in a throughput test from one node to another: seconds per byte, and whether the link may be faster than that. Answers
-    /// whether the network has changed.
-    pub fn test(&mut self, (from, to): (u32, u32), beta: f64, is_lower_bound: bool) -> bool {
+    /// Takes in a throughput test from one node to another: seconds per byte, and what it tells. Answers whether the network has changed.
+    pub fn test(&mut self, (from, to): (u32, u32), beta: f64, kind: TestKind) -> bool {
         if !(beta > 0.0 && beta.is_finite()) {
             return false;
         }
@@ -351,13 +344,21 @@ impl Exchange {
         };
         let believed = self.joint.sum(&row);
         let of_nics = believed.mean - self.joint.of(common).mean;
+        let is_lower_bound = kind == TestKind::LowerBound;
         if is_lower_bound && beta.ln() >= believed.mean {
             // That a link is at least so fast is no news where it is believed to be faster.
             self.explain((from, to), beta.ln() - of_nics, true);
             return false;
         }
-        let sd = if is_lower_bound { LOWER_BOUND_SD } else { BANDWIDTH_SD };
-        let seen = Normal::new(beta.ln(), sd);
+        let kind = match kind {
+            // All of them are off alike: what they tell is learned once, but a token bucket makes no link look slower.
+            TestKind::Short if believed.sd <= SHORT_SD => match beta.ln() > believed.mean + BANDWIDTH_SD {
+                true => TestKind::Whole,
+                false => return false,
+            },
+            kind => kind,
+        };
+        let seen = Normal::new(beta.ln(), kind.sd());
         let far = self.joint.is_far(&row, seen, CHANGE);
         if far {
             let known = self.network_now();
@@ -369,7 +370,9 @@ impl Exchange {
             }
         }
         self.joint.observe(&row, seen);
-        self.explain((from, to), beta.ln() - of_nics, is_lower_bound);
+        if kind != TestKind::Short {
+            self.explain((from, to), beta.ln() - of_nics, is_lower_bound);
+        }
         far
     }
 

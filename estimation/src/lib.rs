@@ -24,7 +24,7 @@ mod times;
 pub use changes::Changes;
 pub use compress::CompressTimes;
 pub use draws::{DRAWS, Draws};
-pub use exchange::{CriticalPath, Exchange, TEST_TELLS_S, test_sd};
+pub use exchange::{CriticalPath, Exchange, TEST_TELLS_S, TestKind, test_sd};
 pub use gains::Gains;
 pub use joint::{Joint, Normal, Row};
 pub use prior::{assumed_bytes, known_gain, prior_gain, selected_by_one};

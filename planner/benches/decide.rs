@@ -34,7 +34,7 @@ fn job((ranks, per_node): (u32, u32), buckets: u32, compressors: &[&str]) -> (Sn
         now = now.plus(seconds(1.0));
         let (from, to) = (look % nodes, (look + 1) % nodes);
         let bandwidth = matrix.get((from * per_node) as usize, (to * per_node) as usize).bandwidth;
-        let test = LinkTest { from, to, bandwidth, is_lower_bound: false, at: now };
+        let test = LinkTest { from, to, bandwidth, is_lower_bound: false, is_short: false, at: now };
         let age = seconds(0.5);
         s.links = Some(Links {
             matrix: matrix.clone(),

@@ -152,7 +152,8 @@ impl Beliefs {
         let newest = self.tested;
         for test in links.tests.iter().filter(|test| newest.is_none_or(|at| test.at > at)) {
             self.tested = self.tested.max(Some(test.at));
-            if self.exchange.test((test.from, test.to), test.bandwidth.beta(), test.is_lower_bound) {
+            let Some(kind) = test.kind() else { continue };
+            if self.exchange.test((test.from, test.to), test.bandwidth.beta(), kind) {
                 self.changes.note(now);
             }
         }

@@ -11,7 +11,7 @@ use crate::{
     TrialRequest, Verdict, plans, trial, words,
 };
 use flexcomm_domain::{Decision, Plan, Seconds, Strategy, Timestamp};
-use flexcomm_estimation::{TEST_TELLS_S, test_sd};
+use flexcomm_estimation::{TEST_TELLS_S, TestKind, test_sd};
 use flexcomm_optimizer::{Solver, pareto};
 use rand::RngCore;
 use std::collections::BTreeSet;
@@ -574,12 +574,12 @@ impl<'a> Call<'a> {
     /// What each throughput test saves, in the batch in which that is most; `bandwidth` in the samples of the scores.
     fn worth_of_tests(&self, current: usize, bandwidth: &[f64]) -> f64 {
         let Some(links) = &self.s.links else { return 0.0 };
-        let is_lower_bound = links.tests.iter().all(|test| test.is_lower_bound);
+        let all_bounds = links.tests.iter().all(|test| test.is_lower_bound);
+        let kind = if all_bounds { TestKind::LowerBound } else { TestKind::Whole };
         let nodes: BTreeSet<usize> = (0..links.matrix.ranks()).map(|rank| links.matrix.node(rank)).collect();
         let pairs = (nodes.len() as f64 / 2.0).max(1.0);
-        let each = |scores: &Scores, tests: f64| {
-            scores.of_sample_information(bandwidth, test_sd(is_lower_bound, tests, pairs)) / tests
-        };
+        let each =
+            |scores: &Scores, tests: f64| scores.of_sample_information(bandwidth, test_sd(kind, tests, pairs)) / tests;
         self.knowing(current, |scores| BATCHES.map(|tests| each(scores, tests)).into_iter().fold(0.0, f64::max))
     }
 

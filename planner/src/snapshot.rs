@@ -5,7 +5,7 @@ use flexcomm_domain::{
     Bandwidth, CodecBytes, Collective, Decision, Family, Gain, Invalid, JobId, LinkMatrix, Plan, Seconds, Selector,
     Strategy, Timestamp, Version,
 };
-use flexcomm_estimation::{DELAY_STEPS, Delay, Profile, Times};
+use flexcomm_estimation::{DELAY_STEPS, Delay, Profile, TestKind, Times};
 use flexcomm_optimizer::Problem;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -141,8 +141,23 @@ pub struct LinkTest {
     /// Whether the link may be faster.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lower_bound: bool,
+    /// Whether it was over so soon that a shaper's token bucket may have let all of it pass.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_short: bool,
     /// When it was reported.
     pub at: Timestamp,
+}
+
+impl LinkTest {
+    /// None where it tells nothing: the link may be faster, and slower.
+    pub(crate) fn kind(&self) -> Option<TestKind> {
+        match (self.is_short, self.is_lower_bound) {
+            (true, true) => None,
+            (true, false) => Some(TestKind::Short),
+            (false, true) => Some(TestKind::LowerBound),
+            (false, false) => Some(TestKind::Whole),
+        }
+    }
 }
 
 /// Profiles per selector. Without any, the optimizer's prior predicts.

@@ -416,6 +416,7 @@ fn tested(links: Links, lower_bounds: f64, at: Timestamp, rng: &mut ChaCha8Rng) 
         to: to as u32,
         bandwidth: matrix.get(from, to).bandwidth,
         is_lower_bound: bounds.contains(&(from, to)),
+        is_short: false,
         at,
     };
     let tests = pairs.map(test).collect();

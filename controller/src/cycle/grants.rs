@@ -20,6 +20,8 @@ const REPORT_COUNTS_S: f64 = 15.0;
 /// Pairs of nodes that run ranks of the same job.
 #[derive(Debug, Default)]
 struct Shared {
+    /// The numbers of the jobs that run on a node.
+    jobs: BTreeMap<NodeName, Vec<usize>>,
     /// What a test between them is expected to save, seconds: of several jobs the most.
     worth_s: BTreeMap<Pair, f64>,
     /// Of jobs that take another time than predicted: tested as often as the budget allows until it no longer is so, since
@@ -61,12 +63,15 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         let moved = then.is_some_and(|then| latency_moved(link, then, suspect_change));
         let deviates = shared.deviating.contains(&pair);
         let worth_s = shared.worth_s.get(&pair).copied().unwrap_or_default();
+        let of_job = shared.runs_over(from, to);
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::min);
         entry.latency_s = entry.latency_s.max(link.latency_us * 1e-6);
         entry.suspect |= moved || deviates;
         entry.worth_s = worth_s;
+        entry.of_job = of_job;
+        entry.is_short |= newest.get(&(from, to)).is_some_and(|test| test.is_short);
     }
     known
 }
@@ -86,16 +91,26 @@ async fn shared(app: &App, now: Timestamp) -> Result<Shared, CycleError> {
         statuses.iter().map(|(job, status)| (job.clone(), status.deviates, worth_s(status))).collect()
     };
     let mut shared = Shared::default();
-    for (job, deviates, worth_s) in jobs.into_iter().filter(|(_, deviates, worth_s)| *deviates || *worth_s > 0.0) {
+    for (number, (job, deviates, worth_s)) in jobs.into_iter().enumerate() {
         let ranks = app.store.ranks(&job).await?;
         let nodes: BTreeSet<NodeName> = ranks.iter().filter(|r| r.left.is_none()).map(|r| r.node.clone()).collect();
+        nodes.iter().for_each(|node| shared.jobs.entry(node.clone()).or_default().push(number));
         shared.add(&nodes.into_iter().collect::<Vec<_>>(), deviates, worth_s);
     }
     Ok(shared)
 }
 
 impl Shared {
+    /// Whether ranks of one job run on both nodes.
+    fn runs_over(&self, a: &NodeName, b: &NodeName) -> bool {
+        let of = |node| self.jobs.get(node).map(Vec::as_slice).unwrap_or_default();
+        of(a).iter().any(|job| of(b).contains(job))
+    }
+
     fn add(&mut self, nodes: &[NodeName], deviates: bool, worth_s: f64) {
+        if !deviates && worth_s <= 0.0 {
+            return;
+        }
         for pair in Pair::among(nodes) {
             if deviates {
                 self.deviating.insert(pair.clone());
@@ -131,7 +146,7 @@ mod tests {
         let look = |rows: &[LinkRow], tests: &[TestRow], shared: &Shared| {
             known(0.3, &merge(rows, tests, Timestamp(0)), tests, shared)[&pair]
         };
-        let job = Shared { worth_s: [(pair.clone(), 2.5)].into(), deviating: BTreeSet::new() };
+        let job = Shared { worth_s: [(pair.clone(), 2.5)].into(), ..Shared::default() };
         let sure = look(&rows, &[], &job);
         assert!(sure.worth_s == 2.5 && sure.bandwidth_bps.is_none() && !sure.suspect, "{sure:?}");
         let tests = [test("a", "b", 1e9), test("b", "a", 1e8)];
@@ -139,7 +154,7 @@ mod tests {
         assert!(tested.worth_s == 0.0 && !tested.suspect && tested.bandwidth_bps == Some(1e8), "{tested:?}");
         rows[0].report.latency_us *= 2.0;
         assert!(look(&rows, &tests, &Shared::default()).suspect);
-        let deviating = Shared { worth_s: BTreeMap::new(), deviating: [pair.clone()].into() };
+        let deviating = Shared { deviating: [pair.clone()].into(), ..Shared::default() };
         assert!(look(&rows[1..], &tests, &deviating).suspect && !look(&rows[1..], &tests, &Shared::default()).suspect);
     }
 }

@@ -178,7 +178,8 @@ impl World {
             self.scheduler.finished(&active.from, &done, end(active, &done));
             // A short test does not see all of a fast link.
             let seen = self.bps * self.random.random_range(0.2..1.0);
-            self.known.insert(pair, Known { suspect: self.random.random_bool(0.3), ..link(seen) });
+            let (suspect, of_job) = (self.random.random_bool(0.3), pair.has(&self.nodes[0]));
+            self.known.insert(pair, Known { suspect, of_job, ..link(seen) });
         }
     }
 
@@ -392,6 +393,62 @@ fn what_is_worth_it_does_not_wait_for_the_debts_of_suspect_links() {
     };
     let (pressing, routine) = (tests(1.0), tests(0.0));
     assert!(pressing >= 12 && routine < pressing / 2, "{pressing} tests that are worth it, {routine} others");
+}
+
+/// After a fall the accounts are in debt, and messages are too small to show that the network has become faster again.
+#[test]
+fn nodes_of_a_job_are_tested_now_and_then_whatever_they_owe_and_leave_room_for_what_is_worth_it() {
+    let live = names(4);
+    for bps in [1e6, 6e6, 1e9] {
+        let run = |of_job: bool| {
+            let (mut s, mut last) = (scheduler(), vec![0u64; live.len()]);
+            let (mut longest_s, mut tests, known) = (0, 0, all(&live, Known { of_job, ..link(bps) }));
+            for second in 0..7200 {
+                s.tick(at(1000 * second), &live, &known, 0.4);
+                if second == 0 {
+                    s.accounts.values_mut().for_each(|entry| entry.account.charge(150.0));
+                }
+                for (node, last) in live.iter().zip(&mut last) {
+                    if s.active.iter().any(|a| Pair::new(&a.from, &a.grant.peer).has(node)) {
+                        *last = second;
+                        tests += 1;
+                    }
+                    longest_s = longest_s.max(second - *last);
+                }
+                end_all(&mut s, bps);
+            }
+            let level_s = s.accounts.values().map(|entry| entry.account.level_s()).fold(f64::INFINITY, f64::min);
+            // Another network, about which a test is worth much.
+            let known = all(&live, Known { of_job, worth_s: 10.0, ..link(bps) });
+            s.tick(at(7_200_000), &live, &known, 0.4);
+            (longest_s, tests, level_s, s.active.len())
+        };
+        let [of_job, other] = [true, false].map(run);
+        let cost_s = scheduler().rules.cost_s(scheduler().least_budget(&link(bps)) as f64 / 2.0, bps);
+        let most_s = OLDEST_S.max(OLDEST_PAID * cost_s / (scheduler().rules.growth() - 0.4)) + 5.0;
+        assert!(of_job.0 as f64 <= most_s && other.0 > 150, "{bps}: {of_job:?} and {other:?}");
+        assert!(of_job.2 > -60.0, "{bps}: they pay for themselves: {of_job:?}");
+        assert_eq!(of_job.3, 2, "{bps}: two tests that are worth it run: {of_job:?}");
+    }
+}
+
+/// What passed at once may have passed through a shaper's token bucket.
+#[test]
+fn a_short_test_is_followed_by_one_that_is_some_times_as_large() {
+    let live = names(2);
+    let mut s = scheduler();
+    s.tick(at(0), &live, &all(&live, Known::default()), 0.0);
+    let scout = s.active[0].grant.budget_bytes;
+    end_all(&mut s, 1e10);
+    let short = all(&live, Known { of_job: true, is_short: true, ..link(1e10) });
+    s.accounts.values_mut().for_each(|entry| entry.account.charge(100.0));
+    s.tick(at(4000), &live, &short, 0.0);
+    assert_eq!(s.active[0].grant.budget_bytes, GROWTH * scout);
+    end_all(&mut s, 1e10);
+    s.tick(at(8000), &live, &short, 0.0);
+    assert!(s.active.is_empty(), "it may overdraw for that every {OLDEST_S} s");
+    s.tick(at(32_000), &live, &short, 0.0);
+    assert_eq!(s.active[0].grant.budget_bytes, RawProbes::default().max_bytes.min(GROWTH * GROWTH * scout));
 }
 
 /// A network falls to a fraction of what a test of it was sized for, and no agent sees it by itself.

@@ -160,7 +160,7 @@ function showScenario(scenario) {
   chip.title = [`in force on ${follow.join(", ") || "no node yet"}`, ...refused.map(([n, why]) => `${n}: ${why}`)].join("\n");
 }
 
-const hostWords = ({ host, addr, round_trip_us, loss }) => `${host}${addr ? ` ${addr}` : ""}: ${loss === null ? "not pinged yet" : round_trip_us === null ? "no answer" : micros(round_trip_us)}${loss ? `, ${percent(loss)} lost` : ""}`;
+const hostWords = ({ host, addr, round_trip_us, loss }) => `${host}${addr && addr !== host ? ` ${addr}` : ""}: ${loss === null ? "not pinged yet" : round_trip_us === null ? "no answer" : micros(round_trip_us)}${loss ? `, ${percent(loss)} lost` : ""}`;
 
 function showNodes(nodes) {
   $("nodes-sub").textContent = `${nodes.filter((n) => n.live).length} of ${nodes.length} agents alive`;

@@ -25,7 +25,12 @@ pub struct LinkRow {
     pub received: Timestamp,
 }
 
-/// The newest throughput test of a directed link by one of its ends, or its newest that was a lower bound.
+/// What a shaper's token bucket has saved up passes at once: a test of fewer bytes that took fewer seconds tells little of a link that it finds
+/// fast.
+const SHORT_BYTES: f64 = 4_194_304.0;
+const SHORT_S: f64 = 0.01;
+
+/// The newest throughput test of a directed link by one of its ends, or its newest that was a lower bound, or short.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TestRow {
     /// From this node
@@ -38,6 +43,8 @@ pub struct TestRow {
     pub bandwidth_bps: f64,
     /// Whether the link may be faster.
     pub is_lower_bound: bool,
+    /// Whether it was over so soon that a shaper's token bucket may have let all of it pass.
+    pub is_short: bool,
     /// When the report arrived.
     pub received: Timestamp,
     /// The estimated latency at that time.
@@ -74,7 +81,7 @@ row! {
     }
 }
 row!(LinkRow { src, dst, received: received_us; report });
-row!(TestRow { src, dst, reporter, bandwidth_bps, is_lower_bound, received: received_us, latency_us });
+row!(TestRow { src, dst, reporter, bandwidth_bps, is_lower_bound, is_short, received: received_us, latency_us });
 row!(LinkPoint { at_us: received_us, latency_us, bandwidth_bps });
 row!(PathRow { from: src, to: dst, hops, at_us: received_us });
 
@@ -88,7 +95,7 @@ impl Store {
 
     /// The newest test of every link by each of its ends that has made one.
     pub async fn link_tests(&self) -> Result<Arc<Vec<TestRow>>> {
-        let text = "SELECT * FROM link_tests ORDER BY src, dst, reporter, is_lower_bound";
+        let text = "SELECT * FROM link_tests ORDER BY src, dst, reporter, is_lower_bound, is_short";
         let read = async { sql!("read the tests of links", text).fetch_all(&self.read).await.map(Arc::new) };
         self.reads.link_tests.get(self.write.counters(), (), read).await
     }
@@ -157,7 +164,7 @@ pub(super) async fn put(
                  SELECT $1, node, $2, {} FROM nodes WHERE node = ${peer};
                  INSERT INTO link_history (src, dst, received_us, latency_us, bandwidth_bps)
                  SELECT $1, node, $2, ${latency}, (SELECT bandwidth_bps FROM link_tests WHERE src = $1 AND dst = ${peer}
-                    ORDER BY is_lower_bound, received_us DESC LIMIT 1) FROM nodes WHERE node = ${peer}",
+                    ORDER BY is_lower_bound OR is_short, received_us DESC LIMIT 1) FROM nodes WHERE node = ${peer}",
                 columns.join(", ")
             ));
             values.push(r.peer.to_value());
@@ -194,10 +201,13 @@ pub(super) async fn put_tests(
     r: &ThroughputReport,
     now: Timestamp,
 ) -> Result<()> {
-    let (out, back) = ((r.out_bps, r.out_is_lower_bound), (r.back_bps, r.back_is_lower_bound));
-    for (way, (bps, is_lower_bound)) in [((node, &r.peer), out), ((&r.peer, node), back)] {
+    let [out_bytes, back_bytes] = r.bytes_of_ways();
+    let out = (r.out_bps, r.out_is_lower_bound, out_bytes);
+    let back = (r.back_bps, r.back_is_lower_bound, back_bytes);
+    for (way, (bps, is_lower_bound, bytes)) in [((node, &r.peer), out), ((&r.peer, node), back)] {
         if let Some(bps) = bps {
-            put_test(db, (way, node), (bps, is_lower_bound), now).await?;
+            let is_short = (bytes as f64) < SHORT_BYTES && bytes as f64 * 8.0 / bps < SHORT_S;
+            put_test(db, (way, node), (bps, is_lower_bound, is_short), now).await?;
         }
     }
     experiments::add_test(db, node, r).await
@@ -207,13 +217,13 @@ pub(super) async fn put_tests(
 async fn put_test(
     db: &mut SqliteConnection,
     ((src, dst), reporter): ((&NodeName, &NodeName), &NodeName),
-    (bps, is_lower_bound): (f64, bool),
+    (bps, is_lower_bound, is_short): (f64, bool, bool),
     now: Timestamp,
 ) -> Result<()> {
-    let text =
-        "INSERT OR REPLACE INTO link_tests (src, dst, reporter, bandwidth_bps, is_lower_bound, received_us, latency_us)
-        VALUES ($1, $2, $3, $4, $5, $6, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2))";
-    sql!("store a test of a link", text, src, dst, reporter, bps, is_lower_bound, now).execute(db).await
+    let text = "INSERT OR REPLACE INTO link_tests
+            (src, dst, reporter, bandwidth_bps, is_lower_bound, is_short, received_us, latency_us)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, (SELECT latency_us FROM links WHERE src = $1 AND dst = $2))";
+    sql!("store a test of a link", text, src, dst, reporter, bps, is_lower_bound, is_short, now).execute(db).await
 }
 
 /// Stores a path.

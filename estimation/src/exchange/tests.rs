@@ -36,7 +36,7 @@ fn settled() -> Exchange {
     for second in 0..30 {
         exchange.widen(1.0);
         exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
-        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false);
+        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, TestKind::Whole);
         let path = path(&mut exchange, 1.0);
         assert!(!exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(0.34)), "after {second} s");
     }
@@ -50,7 +50,8 @@ fn run(exchange: &mut Exchange, latency_s: f64, test: Option<(f64, bool)>, step_
         exchange.widen(1.0);
         exchange.latency(latency_s * (1.0 + 0.01 * f64::from(second % 2)), second > 3);
         if let Some((slower, is_lower_bound)) = test {
-            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, is_lower_bound);
+            let kind = if is_lower_bound { TestKind::LowerBound } else { TestKind::Whole };
+            exchange.test((second % 4, (second + 1) % 4), slower * GIGABIT_BETA, kind);
         }
         let path = CriticalPath { alpha_s: 8.0 * latency_s, ..path(exchange, 1.0) };
         exchange.steps(&[(dense(), path)], &[0], &shape(), &seen(step_s));
@@ -89,7 +90,7 @@ fn a_later_run_knows_the_collectives_and_not_the_network() {
     later.begin(0.1 * GIGABIT_BETA);
     later.latency(1e-3, true);
     for second in 0..3 {
-        later.test((second, second + 1), 0.1 * GIGABIT_BETA, false);
+        later.test((second, second + 1), 0.1 * GIGABIT_BETA, TestKind::Whole);
     }
     let is = mean(&believed(&mut later, dense(), 1.0, None));
     assert!((is / 0.055).ln().abs() < 0.3, "{is}");
@@ -172,11 +173,11 @@ fn one_test_tells_of_all_links_after_a_change_and_a_slow_node_stays_slow() {
     for second in 0..60u32 {
         exchange.widen(1.0);
         let (from, to) = (second % 4, (second + 1) % 4);
-        exchange.test((from, to), if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA }, false);
+        exchange.test((from, to), if from == 3 { 4.0 * GIGABIT_BETA } else { GIGABIT_BETA }, TestKind::Whole);
     }
     let ratio = |exchange: &mut Exchange| exchange.betas(4)(3, 1) / exchange.betas(4)(0, 1);
     assert!((3.0..4.5).contains(&ratio(&mut exchange)), "{}", ratio(&mut exchange));
-    assert!(exchange.test((0, 1), 20.0 * GIGABIT_BETA, false));
+    assert!(exchange.test((0, 1), 20.0 * GIGABIT_BETA, TestKind::Whole));
     let other = exchange.betas(4)(2, 1) / (20.0 * GIGABIT_BETA);
     assert!((0.6..1.6).contains(&other), "{other}");
     assert!((3.0..4.5).contains(&ratio(&mut exchange)));
@@ -190,14 +191,39 @@ fn a_lower_bound_is_news_only_where_it_is_faster_than_believed() {
         for second in 0..200 {
             exchange.widen(1.0);
             let beta = exchange.betas(4)(second as usize % 4, (second as usize + 1) % 4);
-            assert!(!exchange.test((second % 4, (second + 1) % 4), slower * beta, true));
+            assert!(!exchange.test((second % 4, (second + 1) % 4), slower * beta, TestKind::LowerBound));
         }
         assert!((exchange.common() / before - 1.0).abs() < 0.01, "{slower}: {} {before}", exchange.common());
     }
     let mut faster = settled();
-    assert!(faster.test((0, 1), GIGABIT_BETA / 30.0, true));
+    assert!(faster.test((0, 1), GIGABIT_BETA / 30.0, TestKind::LowerBound));
     assert!((faster.common() / (GIGABIT_BETA / 30.0)).ln().abs() < 0.3, "{}", faster.common());
     assert!(!faster.knows_network(), "it may be faster still");
+}
+
+/// A token bucket of 64 KiB lets a test of as much pass at any rate.
+#[test]
+fn what_is_over_at_once_does_not_move_a_bandwidth_that_is_known() {
+    let mut exchange = settled();
+    let before = exchange.common();
+    assert!(!exchange.test((0, 1), GIGABIT_BETA / 20.0, TestKind::Short), "no change");
+    assert!((exchange.common() / before - 1.0).abs() < 1e-9);
+    assert!(exchange.test((0, 1), GIGABIT_BETA / 20.0, TestKind::Whole), "a whole test is believed");
+    let mut slower = settled();
+    assert!(slower.test((0, 1), 4.0 * GIGABIT_BETA, TestKind::Short), "no token bucket makes a link look slower");
+}
+
+/// All of a first round of tests may have passed through token buckets.
+#[test]
+fn many_short_tests_are_no_surer_than_one() {
+    let mut exchange = Exchange::default();
+    exchange.begin(GIGABIT_BETA / 16.0);
+    for (from, to) in (0..7).flat_map(|from| (0..7).map(move |to| (from, to))).filter(|(from, to)| from != to) {
+        exchange.test((from, to), GIGABIT_BETA / 16.0, TestKind::Short);
+    }
+    assert!(!exchange.knows_network());
+    assert!(!exchange.test((0, 1), GIGABIT_BETA, TestKind::Whole), "it is as it was");
+    assert!((exchange.common() / GIGABIT_BETA).ln().abs() < 0.7, "{}", exchange.common() / GIGABIT_BETA);
 }
 
 /// Steps are ten times slower, and all tests find at least the bandwidth that was there.
@@ -244,7 +270,7 @@ fn another_runs(exchange: &mut Exchange, seconds: u32) {
         exchange.widen(1.0);
         exchange.latency(1e-3 * (1.0 + 0.01 * f64::from(second % 2)), true);
         if second % 10 == 0 {
-            exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false);
+            exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, TestKind::Whole);
         }
         let path = path(exchange, 0.02);
         exchange.steps(&[(sparse(), path)], &[0], &shape(), &seen(0.016));
@@ -355,9 +381,9 @@ fn what_a_test_finds_is_not_put_down_to_a_network_that_is_over() {
     for second in 0..30u32 {
         exchange.widen(1.0);
         exchange.latency(1e-2 * (1.0 + 0.01 * f64::from(second % 2)), second > 2);
-        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false);
+        exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, TestKind::Whole);
     }
-    assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, false));
+    assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, TestKind::Whole));
     for latency_s in [1.01e-2, 1e-2, 1.01e-2] {
         exchange.latency(latency_s, true);
     }
@@ -371,7 +397,7 @@ fn a_network_that_tests_rule_out_is_not_recognised() {
     run(&mut exchange, 1e-2, Some((10.0, false)), 3.4, 30);
     run(&mut exchange, 1e-3, Some((1.0, false)), 0.34, 30);
     exchange.latency(1e-2, true);
-    exchange.test((0, 1), GIGABIT_BETA / 30.0, true);
+    exchange.test((0, 1), GIGABIT_BETA / 30.0, TestKind::LowerBound);
     exchange.latency(1.01e-2, true);
     assert!(exchange.common() < GIGABIT_BETA, "{}", exchange.common());
 }
@@ -445,7 +471,7 @@ fn a_bandwidth_that_tests_have_found_is_not_known_for_ever() {
     let test = |exchange: &mut Exchange| {
         for second in 0..20 {
             exchange.widen(1.0);
-            assert!(!exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, false), "after {second} s");
+            assert!(!exchange.test((second % 4, (second + 1) % 4), GIGABIT_BETA, TestKind::Whole), "after {second} s");
         }
         exchange.knows_network()
     };
@@ -473,8 +499,8 @@ fn what_cannot_be_is_not_taken_in() {
     assert!(!exchange.steps(&[(dense(), of_dense)], &[0], &shape(), &unknown));
     assert!(
         !exchange.latency(f64::NAN, true)
-            && !exchange.test((0, 1), f64::NAN, false)
-            && !exchange.test((0, 1), 0.0, true)
+            && !exchange.test((0, 1), f64::NAN, TestKind::Whole)
+            && !exchange.test((0, 1), 0.0, TestKind::LowerBound)
     );
     assert_eq!(exchange.joint, before.joint);
 }
@@ -493,7 +519,7 @@ impl Busy {
         exchange.begin(8.0 / 122e6);
         let mut busy = Self { exchange };
         for second in 0..30 {
-            busy.exchange.test((second % 4, (second + 1) % 4), 8.0 / 122e6, false);
+            busy.exchange.test((second % 4, (second + 1) % 4), 8.0 / 122e6, TestKind::Whole);
             assert!(!busy.step(dense(), 6.0, 5.9e7), "after {second} s");
         }
         busy
@@ -568,7 +594,7 @@ fn what_was_learned_of_a_collective_just_before_a_change_was_found_is_not_kept()
         let learned = of_sparse(&mut exchange);
         assert!(learned.mean > OF_COLLECTIVE.mean + OF_COLLECTIVE.sd, "{learned:?}");
         exchange.widen(passed_s);
-        assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, false));
+        assert!(exchange.test((0, 1), 10.0 * GIGABIT_BETA, TestKind::Whole));
         let is = of_sparse(&mut exchange);
         if passed_s < 10.0 {
             assert!((is.mean - OF_COLLECTIVE.mean).abs() < 1e-6 && is.sd >= OF_COLLECTIVE.sd, "{is:?}");
@@ -587,7 +613,7 @@ fn another_load_of_the_processors_is_learnt() {
     for second in 0..20 {
         later.widen(1.0);
         later.latency(1.5e-4 * (1.0 + 0.001 * f64::from(second % 2)), true);
-        later.test((second % 4, (second + 1) % 4), 8.0 / 122e6, false);
+        later.test((second % 4, (second + 1) % 4), 8.0 / 122e6, TestKind::Whole);
         let common = later.common();
         let path = CriticalPath { alpha_s: 4.5e-4, beta_s: 4e4 * common, common };
         later.steps(&[(sparse(), path)], &[0], &shape(), &seen(3.0 * 2.5e-4 + 2.6e-3));

@@ -74,8 +74,9 @@ impl Job {
         let (links, ranks) = (self.s.links.as_mut().unwrap(), self.s.ranks);
         let pairs = (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(from, to)| from != to);
         let bandwidth = links.matrix.worst().bandwidth;
-        links.tests =
-            pairs.map(|(from, to)| LinkTest { from, to, bandwidth, is_lower_bound: false, at: self.now }).collect();
+        links.tests = pairs
+            .map(|(from, to)| LinkTest { from, to, bandwidth, is_lower_bound: false, is_short: false, at: self.now })
+            .collect();
     }
 
     /// All links are so; no test has shown the bandwidth.
