@@ -231,16 +231,21 @@ pub(crate) fn check_policy(policy: &PolicyConfig) -> Result<(), ConfigError> {
         PolicyConfig::Weights(w) => {
             share("policy.comp", w.comp, 0.0, 1e9, "0 to 1e9")?;
             share("policy.sync", w.sync, 0.0, 1e9, "0 to 1e9")?;
-            share("policy.inverse_gain_s", w.inverse_gain_s, 0.0, 1e9, "0 to 1e9")
+            share("policy.inverse_gain_s", w.inverse_gain_s, 0.0, 1e9, "0 to 1e9")?;
+            // All strategies would be worth the same.
+            let most = w.comp.max(w.sync).max(w.inverse_gain_s);
+            share("policy.comp, sync and inverse_gain_s", most, f64::MIN_POSITIVE, 1e9, "one of them above 0")
         }
-        PolicyConfig::Knee(_) => Ok(()),
+        PolicyConfig::Knee(k) => {
+            share("policy.unit_s", k.unit_s, 0.0, 1e9, "0 to 1e9, where 0 is what computing takes")
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexcomm_optimizer::policy::{TimeToQuality, Weights};
+    use flexcomm_optimizer::policy::{Knee, TimeToQuality, Weights};
 
     #[test]
     fn defaults_are_valid_and_typos_are_named() {
@@ -266,6 +271,7 @@ mod tests {
         let lost = |p| PolicyConfig::TimeToQuality(TimeToQuality { exponent: Some(p), ..TimeToQuality::default() });
         let of_steps = |n| PolicyConfig::TimeToQuality(TimeToQuality { steps: Some(n), ..TimeToQuality::default() });
         let negative = PolicyConfig::Weights(Weights { comp: -1.0, ..Weights::default() });
+        let nothing = PolicyConfig::Weights(Weights { comp: 0.0, sync: 0.0, inverse_gain_s: 0.0 });
         let only = |text: &str| Config { compressors: Some(vec![text.parse().unwrap()]), ..Config::default() };
         for (key, config) in [
             ("confidence", Config { confidence: f64::NAN, ..Config::default() }),
@@ -274,6 +280,8 @@ mod tests {
             ("crs", Config { crs: vec![], ..Config::default() }),
             ("crs", Config { crs: vec![CompressionRatio::DENSE], ..Config::default() }),
             ("policy.comp", Config { policy: negative, ..Config::default() }),
+            ("policy.comp, sync and inverse_gain_s", Config { policy: nothing, ..Config::default() }),
+            ("policy.unit_s", Config { policy: PolicyConfig::Knee(Knee { unit_s: -3.0 }), ..Config::default() }),
             ("policy.exponent", Config { policy: lost(1.5), ..Config::default() }),
             ("policy.exponent", Config { policy: lost(f64::NAN), ..Config::default() }),
             ("policy.steps", Config { policy: of_steps(0.0), ..Config::default() }),

@@ -269,7 +269,7 @@ fn pin(value: &Value) -> Read<Pin> {
 }
 
 fn time(value: &Value) -> Read<Timestamp> {
-    let form = "a time from 1970 on with its zone, as in RFC 3339, such as 2026-11-21T08:30:00Z";
+    let form = "a time with its zone, from 1970 to 9999-12-30, as in RFC 3339, such as 2026-11-21T08:30:00Z";
     let time = value.as_str().and_then(|text| text.parse().ok());
     let time = time.and_then(|time: jiff::Timestamp| u64::try_from(time.as_microsecond()).ok());
     time.map(Timestamp).ok_or_else(|| expected("pin.until", form, value))

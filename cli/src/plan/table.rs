@@ -137,7 +137,10 @@ const SHOWN: usize = 5;
 fn write_buckets(solved: &Solved, searched: &Searched, out: &mut String) -> std::fmt::Result {
     let (ms, seed) = (searched.took.as_secs_f64() * 1e3, searched.seed);
     if searched.plans.is_empty() {
-        return writeln!(out, "\nA strategy for each bucket: none is found (NSGA-II, seed {seed}, {ms:.1} ms).");
+        return writeln!(
+            out,
+            "\nA strategy for each bucket: no plan of several strategies is admitted (NSGA-II, seed {seed}, {ms:.1} ms)."
+        );
     }
     writeln!(out, "\nA strategy for each bucket, by NSGA-II (seed {seed}, {ms:.1} ms):")?;
     writeln!(out, "\n  {PLAN_HEAD}")?;

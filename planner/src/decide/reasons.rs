@@ -96,8 +96,20 @@ impl Call<'_> {
         let dense = self.all.iter().find(|x| x.plan.is_dense());
         // Of a network that is not known yet it is not known what dense steps take.
         let dense = dense.filter(|_| !new.plan.is_dense() && !old.plan.is_dense() && self.knows_network);
-        let dense = dense.map_or_else(String::new, |x| format!("; dense takes {}", self.takes(x)));
+        let dense = dense.map_or_else(String::new, |x| self.beside_dense(new, x));
         format!("{heading}{} instead of {}: {benefit}{dense}", named(new), named(old))
+    }
+
+    /// What is saved against dense, the end of a sentence.
+    fn beside_dense(&self, new: &Priced, dense: &Priced) -> String {
+        let saves = (dense.mean - new.mean) / dense.mean;
+        // A share of the time would be one of a computing time that is assumed.
+        if !self.saves_time() || self.s.compute.is_none() || saves.is_nan() || saves.abs() < 5e-4 {
+            return format!("; dense takes {}", self.takes(dense));
+        }
+        let by = if saves > 0.0 { "less" } else { "more" };
+        let step = words::time(dense.what.t_step.get());
+        format!("; {} {by} time than dense, whose steps take {step}", words::percent(saves.abs()))
     }
 
     /// What a step takes. Before the first one only what compressing and communicating take is known.
