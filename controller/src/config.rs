@@ -105,7 +105,7 @@ impl Default for RawLoop {
 
 impl Default for RawAgents {
     fn default() -> Self {
-        Self { heartbeat_ms: 2000, dead_after_ms: 8000 }
+        Self { heartbeat_ms: 1000, dead_after_ms: 5000 }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`serve`] runs it until told to stop. The store is the truth: handlers write what agents report, the loop
 //! (`cycle`) reads it, decides and writes again, `publish` tells agents what the store says. Whatever is in
-//! memory is filled again within seconds of a restart, so being killed is the normal case. [`Embedded`] is the same
+//! memory is filled again within a second of a restart, so being killed is the normal case. [`Embedded`] is the same
 //! without sockets, under a clock that its caller moves.
 
 mod api;

@@ -167,11 +167,27 @@ pub fn agreed(mut links: LinkMap) -> LinkMap {
     links
 }
 
+/// A shaper's token bucket makes a short test find at most so many times what a link carries.
+const MOST_FASTER: f64 = 100.0;
+
+fn differ(a: f64, b: f64) -> bool {
+    a > TESTS_DIFFER * b || b > TESTS_DIFFER * a
+}
+
+/// Whether two ends' tests of one direction cannot both be right.
+fn are_apart(a: &TestRow, b: &TestRow) -> bool {
+    match (a.is_short, b.is_short) {
+        (false, false) => differ(a.bandwidth_bps, b.bandwidth_bps),
+        (true, false) => a.bandwidth_bps > MOST_FASTER * TESTS_DIFFER * b.bandwidth_bps,
+        (false, true) => are_apart(b, a),
+        (true, true) => false,
+    }
+}
+
 /// Of a job's nodes, those whose latencies or tests differ from what their peers found of the same links, the one that differs from most
 /// peers first; at most two, as on a job of two nodes either may be wrong. Networks change between two tests: this alone makes nobody
 /// wrong.
 pub fn differing(links: &LinkMap, tests: &[TestRow], nodes: &[NodeName]) -> Vec<NodeName> {
-    let differ = |a: f64, b: f64| a > TESTS_DIFFER * b || b > TESTS_DIFFER * a;
     let of_job: BTreeSet<&NodeName> = nodes.iter().collect();
     let mut against: BTreeSet<(&NodeName, &NodeName)> = BTreeSet::new();
     for ((from, to), there) in links.iter().filter(|((from, to), _)| of_job.contains(from) && of_job.contains(to)) {
@@ -181,9 +197,11 @@ pub fn differing(links: &LinkMap, tests: &[TestRow], nodes: &[NodeName]) -> Vec<
         }
     }
     for ((src, dst), tests) in by_link(tests) {
-        let by =
-            |end: &NodeName| tests.iter().find(|test| test.reporter == *end && !test.is_lower_bound && !test.is_short);
-        let apart = by(src).zip(by(dst)).is_some_and(|(a, b)| differ(a.bandwidth_bps, b.bandwidth_bps));
+        let by = |end: &&NodeName| {
+            tests.iter().filter(|t| t.reporter == **end && !t.is_lower_bound).max_by_key(|t| t.received)
+        };
+        let [a, b] = [by(&src), by(&dst)];
+        let apart = a.zip(b).is_some_and(|(a, b)| are_apart(a, b));
         if apart && of_job.contains(src) && of_job.contains(dst) {
             against.extend([(src, dst), (dst, src)]);
         }

@@ -1,4 +1,4 @@
-//! Which agents are there: in memory only, since heartbeats and reports fill it again within seconds of a restart.
+//! Which agents are there: in memory only, since heartbeats and reports fill it again within a second of a restart.
 
 use flexcomm_domain::{NodeName, Timestamp};
 use flexcomm_wire::{Heartbeat, HostSeen};

@@ -56,6 +56,7 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         let known = newest.entry((&test.src, &test.dst)).or_insert(test);
         *known = if test.received > known.received { test } else { known };
     }
+    let short = short(tests);
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
         let pair = Pair::new(from, to);
@@ -64,6 +65,7 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         let deviates = shared.deviating.contains(&pair);
         let worth_s = shared.worth_s.get(&pair).copied().unwrap_or_default();
         let of_job = shared.runs_over(from, to);
+        let is_short = short.contains(&pair);
         let entry = known.entry(pair).or_default();
         let both = entry.bandwidth_bps.into_iter().chain(link.bandwidth_bps);
         entry.bandwidth_bps = both.reduce(f64::min);
@@ -71,9 +73,19 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
         entry.suspect |= moved || deviates;
         entry.worth_s = worth_s;
         entry.of_job = of_job;
-        entry.is_short |= newest.get(&(from, to)).is_some_and(|test| test.is_short);
+        entry.is_short = is_short;
     }
     known
+}
+
+/// Pairs of which the newest test by one of the ends was short, whatever the other end found.
+fn short(tests: &[TestRow]) -> BTreeSet<Pair> {
+    let mut newest: BTreeMap<(Pair, &NodeName), &TestRow> = BTreeMap::new();
+    for test in tests {
+        let known = newest.entry((Pair::new(&test.src, &test.dst), &test.reporter)).or_insert(test);
+        *known = if test.received > known.received { test } else { known };
+    }
+    newest.into_iter().filter(|(_, test)| test.is_short).map(|((pair, _), _)| pair).collect()
 }
 
 fn latency_moved(link: &LinkView, then_us: f64, share: f64) -> bool {

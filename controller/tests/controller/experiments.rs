@@ -68,8 +68,8 @@ async fn tests_count_for_the_jobs_on_both_nodes_and_a_trial_counts_once() {
         (entry["count"].as_u64().unwrap(), number("seconds"), counted("bytes"), counted("cpu_s"))
     };
     assert_eq!(of("throughput-test"), (3, 0.06, Some(750_000.0), Some(0.015)));
-    assert_eq!(of("live-trial"), (1, 0.1, None, None));
-    assert_eq!(of("shadow-trial"), (1, 0.003, None, None));
+    assert_eq!(of("live-trial"), (1, 0.1, Some(3_000_000.0), Some(0.2)));
+    assert_eq!(of("shadow-trial"), (1, 0.003, None, Some(0.003)));
     server.stop().await;
     // It is on disk, and gone with the run.
     let server = Server::start(config(dir.path())).await.ready().await;
