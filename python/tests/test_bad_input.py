@@ -204,7 +204,7 @@ WRONG_KINDS = {
     "policy kinds": ["policy is {'kinds': {'topk'}}", "set is not JSON serializable"],
     "policy value": ["least_gain is 2, allowed is 0 to 1"],
     "policy pin": ["pin.strategy: ", "did you mean topk?"],
-    "policy time": ["pin.until: ", "expected a time from 1970 on with its zone, as in RFC 3339"],
+    "policy time": ["pin.until: ", "expected a time with its zone, from 1970 to 9999-12-30, as in RFC 3339"],
     "policy pair": ["observe and pin do not go together"],
     "strange": ["SGD of 6 parameters", "model.parameters()", "leave it out"],
 }
