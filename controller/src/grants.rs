@@ -108,7 +108,7 @@ pub struct Known {
     pub worth_s: f64,
     /// Whether ranks of a job run on both nodes.
     pub of_job: bool,
-    /// Whether the newest test was over so soon that it tells little.
+    /// Whether the newest test by one of the ends was over so soon that it tells little.
     pub is_short: bool,
 }
 

@@ -51,11 +51,7 @@ pub async fn tick(app: &App) -> Result<(), CycleError> {
 
 /// What the links look like, by pair of nodes.
 fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Shared) -> BTreeMap<Pair, Known> {
-    let mut newest: BTreeMap<(&NodeName, &NodeName), &TestRow> = BTreeMap::new();
-    for test in tests {
-        let known = newest.entry((&test.src, &test.dst)).or_insert(test);
-        *known = if test.received > known.received { test } else { known };
-    }
+    let newest = newest_by(tests, |test| (&test.src, &test.dst));
     let short = short(tests);
     let mut known: BTreeMap<Pair, Known> = BTreeMap::new();
     for ((from, to), link) in links {
@@ -78,13 +74,19 @@ fn known(suspect_change: f64, links: &LinkMap, tests: &[TestRow], shared: &Share
     known
 }
 
-/// Pairs of which the newest test by one of the ends was short, whatever the other end found.
-fn short(tests: &[TestRow]) -> BTreeSet<Pair> {
-    let mut newest: BTreeMap<(Pair, &NodeName), &TestRow> = BTreeMap::new();
+/// The newest test of each key.
+fn newest_by<'a, K: Ord>(tests: &'a [TestRow], key: impl Fn(&'a TestRow) -> K) -> BTreeMap<K, &'a TestRow> {
+    let mut newest = BTreeMap::new();
     for test in tests {
-        let known = newest.entry((Pair::new(&test.src, &test.dst), &test.reporter)).or_insert(test);
+        let known = newest.entry(key(test)).or_insert(test);
         *known = if test.received > known.received { test } else { known };
     }
+    newest
+}
+
+/// Pairs of which the newest test by one of the ends was short, whatever the other end found.
+fn short(tests: &[TestRow]) -> BTreeSet<Pair> {
+    let newest = newest_by(tests, |test| (Pair::new(&test.src, &test.dst), &test.reporter));
     newest.into_iter().filter(|(_, test)| test.is_short).map(|((pair, _), _)| pair).collect()
 }
 
